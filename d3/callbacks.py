@@ -1,0 +1,130 @@
+"""The Hydra callback: registers the study and opens its parent run before the first job, closes it after the last.
+
+Hydra turns exceptions of a callback into warnings, but a study must not start unregistered: errors leave by SystemExit.
+"""
+
+import atexit
+import sys
+import traceback
+from typing import Any
+
+from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
+from hydra.core.utils import JobReturn, JobStatus
+from hydra.experimental.callback import Callback
+from omegaconf import DictConfig, open_dict
+
+from d3.errors import D3Error
+from d3.install import lock_digest, model_digest, model_dir
+from d3.registration import Registration, short
+from d3.store import save_registration
+from d3.study import Pins, register
+
+
+class StudyCallback(Callback):
+    """Runs in the process that was started, once per sweep (or once per single run)."""
+
+    def on_multirun_start(self, config: DictConfig, **_: Any) -> None:
+        """Register the grid that the sweep spells out, log it, and hand its id to every job as an override."""
+        self._guarded(self._start_sweep, config)
+
+    def on_run_start(self, config: DictConfig, **_: Any) -> None:
+        """A single run is a study of one cell and one boot."""
+        if config.registration is None:  # a job of some launchers is a run of its own, already registered
+            self._guarded(self._start_single, config)
+
+    def on_multirun_end(self, config: DictConfig, **_: Any) -> None:
+        """Close the parent run and say how it went; exit code 1 where a boot has no valid answer."""
+        self._guarded(self._finish)
+
+    def on_run_end(self, config: DictConfig, job_return: JobReturn, **_: Any) -> None:
+        """The same for a single run; Hydra raises a job's own error after this."""
+        if job_return.status == JobStatus.COMPLETED:
+            self._guarded(self._finish)
+
+    def _start_sweep(self, config: DictConfig) -> None:
+        overrides = _parsed(list(config.hydra.overrides.task))
+        loader = GlobalHydra.instance().config_loader()
+        grid = [o for o in overrides if o.get_key_element() != "boot"]
+        jobs = BasicSweeper.split_arguments(grid, None)[0]
+        _ask_before(len(jobs) * config.boots, config.allow_large)
+        configs = [loader.load_sweep_config(config, job) for job in jobs]
+        swept = [o.get_key_element() for o in grid if o.is_sweep_override()]
+        self._open(register(configs, swept, pins(configs)))
+        config.hydra.overrides.task.append(f"registration={self.registration.id()}")
+
+    def _start_single(self, config: DictConfig) -> None:
+        with open_dict(config):
+            config.boots, config.boot = 1, 0
+            self._open(register([config], [], pins([config])))
+            config.registration = self.registration.id()
+
+    def _open(self, registration: Registration) -> None:
+        from d3.tracking import Tracking
+
+        self.registration = registration
+        self.tracking = Tracking()
+        save_registration(registration)
+        self.study = self.tracking.open_study(registration)
+        self.open = True
+        # Ctrl-C and errors leave without on_multirun_end; the parent run must not stay RUNNING.
+        atexit.register(self._close, "KILLED")
+        print(f"registered {short(registration.id())}: {registration.study}, {len(registration.cells)} cells x "
+              f"{registration.boots} boots, MLflow run {self.study.run_id}", flush=True)  # fmt: skip
+
+    def _close(self, status: str) -> None:
+        if self.open:
+            self.open = False
+            self.tracking.close_study(self.study, status)
+
+    def _finish(self) -> None:
+        from d3.job import tally
+
+        counts = tally(self.registration)
+        self._close("FAILED" if counts.missing else "FINISHED")
+        print(counts.words())
+        print(f"next: python -m d3.certify --run {self.study.run_id}")
+        if counts.missing:
+            sys.exit(1)
+
+    @staticmethod
+    def _guarded(action: Any, *arguments: Any) -> None:
+        try:
+            action(*arguments)
+        except D3Error as error:
+            print(f"error: {error}", file=sys.stderr)
+            sys.exit(error.code)
+        except Exception:  # a defect of ours: show it all, and run nothing unregistered
+            traceback.print_exc()
+            sys.exit(1)
+
+
+def pins(configs: list[DictConfig]) -> Pins:
+    """Digests of every lock and model that the configurations name."""
+    engines = {c.engine.name: lock_digest(c.engine.lock) for c in configs}
+    models: dict[str, str] = {}
+    for model in (c.model for c in configs):
+        if model.name not in models:
+            models[model.name] = _pinned(model)
+    return Pins(engines, models)
+
+
+def _pinned(model: DictConfig) -> str:
+    found = model_digest(model_dir(model.name, model.package, model.path))
+    if model.digest and model.digest != found:
+        raise D3Error(f"model {model.name} has digest {found[:12]}, conf says {model.digest[:12]}",
+                      "remove the model's folder and install again, or set model.digest to the new one")  # fmt: skip
+    return found
+
+
+def _parsed(overrides: list[str]) -> list[Override]:
+    return OverridesParser.create(config_loader=GlobalHydra.instance().config_loader()).parse_overrides(overrides)
+
+
+def _ask_before(boots: int, allowed: bool) -> None:
+    from d3.config import LARGE_STUDY
+
+    if boots > LARGE_STUDY and not allowed:
+        raise D3Error(f"this study has {boots} boots, hours of work", "add allow_large=true if you mean it")

@@ -1,0 +1,117 @@
+"""One Hydra job is one boot: find what is recorded already, run the boot if it is not, write it, log it."""
+
+import time
+from collections.abc import Iterable
+
+from omegaconf import DictConfig
+
+from d3 import boot as booting
+from d3.console import Console
+from d3.errors import D3Error
+from d3.install import engine_python, model_digest, model_dir
+from d3.plan import Locations, boot_plan
+from d3.record import Boot, BootPlan, BootRecord, Frozen, canonical_json
+from d3.registration import Registration, Slot, cell_name, stratum_name
+from d3.store import LOG, boot_dir, find_registration, recorded, save_boot, write_atomic
+from d3.study import axes_of
+from d3.tracking import Tracking
+
+
+class Tally(Frozen):
+    """How many of the registered boots have a valid record, and what became of the others."""
+
+    registered: int
+    valid: int
+    unavailable: int
+    missing: int
+    reasons: tuple[str, ...]
+
+    def words(self) -> str:
+        """One line, and the first reasons where boots are missing."""
+        line = f"{self.valid} of {self.registered} boots valid"
+        if self.unavailable:
+            line += f", {self.unavailable} with the flag unavailable"
+        if self.missing:
+            line += f", {self.missing} without a valid record (run the same command again to retry)"
+        return "\n".join([line, *(f"  {reason}" for reason in self.reasons)])
+
+
+def tally(registration: Registration) -> Tally:
+    """Count a study's boots from the records on disk."""
+    attempts = [record for _, record in recorded(registration.id())]
+    valid = unavailable = 0
+    reasons = []
+    for slot in registration.order:
+        mine = _of_slot(attempts, slot)
+        if any(r.status == "valid" for r in mine):
+            valid += 1
+        elif any(_flag_refused(r) or r.status == "skipped" for r in mine):
+            unavailable += 1
+        elif mine:
+            reasons.append(f"{mine[-1].boot_id.partition('/')[2]}: {mine[-1].status}, {mine[-1].reason}")
+    missing = len(registration.order) - valid - unavailable
+    return Tally(registered=len(registration.order), valid=valid, unavailable=unavailable, missing=missing,
+                 reasons=tuple(reasons[:5]))  # fmt: skip
+
+
+def run(cfg: DictConfig) -> str:
+    """Run the boot that a job's configuration names. Returns its status; failures of an engine are data, not raised."""
+    if not cfg.registration:
+        raise D3Error("this job has no registration", "start studies with: python -m d3 -m apc=on,off invariant=0,1")
+    registration = find_registration(cfg.registration)
+    slot = _slot(cfg, registration)
+    attempts = [record for _, record in recorded(registration.id())]
+    mine = _of_slot(attempts, slot)
+    console = Console(registration, attempts, slot)
+    tracking = Tracking()
+    study = tracking.open_study(registration)
+    if any(r.status == "valid" for r in mine):
+        console.say("already recorded")
+        return "valid"
+    if len(mine) >= registration.max_attempts:
+        console.say(f"not tried again: {len(mine)} attempts, the last {mine[-1].status}: {mine[-1].reason}")
+        return mine[-1].status
+    plan = boot_plan(registration, slot, len(mine) + 1, _locations(cfg))
+    began = time.monotonic()
+    refused = next((r for r in attempts if (r.stratum, r.cell) == (slot.stratum, slot.cell) and _flag_refused(r)), None)
+    boot = booting.skipped(plan, f"the flag is unavailable: {refused.reason}") if refused else _boot(plan, cfg, console)
+    save_boot(boot, boot_dir(plan))
+    tracking.log_boot(study, boot, boot_dir(plan) / LOG)
+    console.done(boot.record, time.monotonic() - began)
+    if boot.record.status == "stopped":
+        raise KeyboardInterrupt
+    return boot.record.status
+
+
+def _boot(plan: BootPlan, cfg: DictConfig, console: Console) -> Boot:
+    write_atomic(boot_dir(plan) / "plan.json", canonical_json(plan) + "\n")
+    if model_digest(plan.launch.model_path) != plan.model_digest:
+        raise D3Error(f"the model in {plan.launch.model_path} changed since it was registered",
+                      "restore it, or start a new study")  # fmt: skip
+    with console.live():
+        return booting.run(plan, boot_dir(plan), console.phase)
+
+
+def _locations(cfg: DictConfig) -> Locations:
+    return Locations(
+        python=engine_python(cfg.engine.name, cfg.engine.lock, cfg.engine.python),
+        model=model_dir(cfg.model.name, cfg.model.package, cfg.model.path),
+    )
+
+
+def _slot(cfg: DictConfig, registration: Registration) -> Slot:
+    factors = axes_of(cfg, tuple(registration.axes))
+    slot = Slot(boot=cfg.boot, stratum=stratum_name(factors), cell=cell_name(factors))
+    if slot not in registration.order:
+        raise D3Error(f"boot {cfg.boot} of {slot.cell} is not registered", f"boots are 0 to {registration.boots - 1}")
+    return slot
+
+
+def _of_slot(records: Iterable[BootRecord], slot: Slot) -> list[BootRecord]:
+    return [r for r in records if (r.boot, r.stratum, r.cell) == (slot.boot, slot.stratum, slot.cell)]
+
+
+def _flag_refused(record: BootRecord) -> bool:
+    """The engine itself failed with the flag on: one attempt per cell says so, six would say no more."""
+    failure = record.failure
+    return record.factors["invariant"] != "0" and failure is not None and failure.kind == "engine_error"

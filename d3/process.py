@@ -1,0 +1,154 @@
+"""One child process in its own session: deadlines, liveness, and an end that leaves nothing behind.
+
+An engine may start processes in sessions of their own and keep shared memory when it is killed (measured on vLLM: the
+engine core survives its server, with 420 MB in /dev/shm), so the whole tree is remembered and reaped, not one group.
+"""
+
+import contextlib
+import ctypes
+import os
+import selectors
+import signal
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import psutil
+
+POLL_S = 0.1
+GRACE_S = 10.0
+PR_SET_CHILD_SUBREAPER = 36
+
+
+class ChildDied(Exception):
+    """The child ended when an answer was due; `returncode` as subprocess gives it."""
+
+    def __init__(self, returncode: int) -> None:
+        super().__init__(f"the engine process ended with code {returncode}")
+        self.returncode = returncode
+
+
+class ChildTimeout(Exception):
+    """The child did not answer within its deadline (seconds)."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__(f"no answer within {seconds:.0f} s")
+
+
+class Child:
+    """A child process whose errors go to a log file; its standard pipes carry lines, or `piped` False logs them too."""
+
+    def __init__(
+        self, command: Sequence[str], env: Mapping[str, str], log: Path, cwd: Path, piped: bool = True
+    ) -> None:
+        _adopt_orphans()
+        self._log = log.open("ab")
+        self._before = {p.pid for p in psutil.Process().children()}
+        try:
+            self._process = subprocess.Popen(
+                list(command), env=dict(env), cwd=cwd, start_new_session=True, stderr=self._log,
+                stdin=subprocess.PIPE if piped else subprocess.DEVNULL,
+                stdout=subprocess.PIPE if piped else self._log,
+            )  # fmt: skip
+        except OSError:
+            self._log.close()
+            raise
+        self._buffer = b""
+        self._tree: dict[int, psutil.Process] = {}
+        self._segments: set[Path] = set()
+        self.log = log
+
+    def alive(self) -> bool:
+        """Whether the child still runs."""
+        return self._process.poll() is None
+
+    def send(self, line: str) -> None:
+        """Write one line to the child. Raises ChildDied when nobody reads it any more."""
+        assert self._process.stdin is not None  # noqa: S101
+        try:
+            self._process.stdin.write(line.encode() + b"\n")
+            self._process.stdin.flush()
+        except OSError as error:
+            raise ChildDied(self._ended()) from error
+
+    def receive(self, timeout_s: float) -> str:
+        """Read one line from the child. Raises ChildTimeout after `timeout_s` seconds, ChildDied when it ended."""
+        assert self._process.stdout is not None  # noqa: S101
+        deadline = time.monotonic() + timeout_s
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._process.stdout, selectors.EVENT_READ)
+            while b"\n" not in self._buffer:
+                if time.monotonic() > deadline:
+                    raise ChildTimeout(timeout_s)
+                if selector.select(POLL_S):
+                    chunk = os.read(self._process.stdout.fileno(), 1 << 16)
+                    if not chunk:
+                        raise ChildDied(self._ended())
+                    self._buffer += chunk
+        line, _, self._buffer = self._buffer.partition(b"\n")
+        return line.decode("utf-8", "surrogatepass")
+
+    def remember(self) -> None:
+        """Note the child's descendants and shared memory now: a killed parent takes its family tree with it."""
+        with contextlib.suppress(psutil.Error):
+            for process in [p := psutil.Process(self._process.pid), *p.children(recursive=True)]:
+                self._tree[process.pid] = process
+                self._segments |= _shared_memory(process.pid)
+
+    def stop(self) -> tuple[str, ...]:
+        """End the child and all it started. Returns what it would have left behind, in words (empty: it was tidy)."""
+        self.remember()
+        if self._process.stdin is not None:
+            with contextlib.suppress(OSError):
+                self._process.stdin.close()
+        self._signal_group(signal.SIGTERM)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(GRACE_S)
+        self._signal_group(signal.SIGKILL)
+        self._ended()
+        leftovers = self._reap_rest()
+        self._log.close()
+        if self._process.stdout is not None:
+            self._process.stdout.close()
+        return leftovers
+
+    def _ended(self) -> int:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return self._process.wait(GRACE_S)
+        self._process.kill()
+        return self._process.wait()
+
+    def _signal_group(self, number: signal.Signals) -> None:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, number)
+
+    def _reap_rest(self) -> tuple[str, ...]:
+        orphans = [p for p in psutil.Process().children(recursive=True) if p.pid not in self._before]
+        rest = {p.pid: p for p in [*self._tree.values(), *orphans] if p.pid != self._process.pid and p.is_running()}
+        words = []
+        for process in rest.values():
+            with contextlib.suppress(psutil.Error):
+                words.append(f"process {process.name()}")
+                process.kill()
+        psutil.wait_procs(list(rest.values()), timeout=GRACE_S)
+        for segment in self._segments:
+            if segment.exists():
+                words.append(f"shared memory {segment.name}")
+                with contextlib.suppress(OSError):
+                    segment.unlink()
+        return tuple(sorted(words))
+
+
+def _adopt_orphans() -> None:
+    """Make orphans of the child our children (Linux prctl), so that they can be found and reaped."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def _shared_memory(pid: int) -> set[Path]:
+    try:
+        lines = Path(f"/proc/{pid}/maps").read_text(errors="replace").splitlines()
+    except OSError:
+        return set()
+    return {Path(line.split(maxsplit=5)[5]) for line in lines if " /dev/shm/" in line and "(deleted)" not in line}  # noqa: S108

@@ -1,0 +1,266 @@
+"""What a boot was asked (`BootPlan`) and what it answered (`BootRecord`): models, hashing, canonical JSON. No I/O."""
+
+import hashlib
+import json
+import math
+from collections.abc import Sequence
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict
+
+SCHEMA_VERSION = 1
+
+Status = Literal["valid", "void", "failed", "skipped", "stopped"]
+Expect = Literal["cold", "warm"]
+Endpoint = Literal["text", "tokens", "logprobs"]
+ENDPOINTS: tuple[Endpoint, ...] = ("text", "tokens", "logprobs")
+
+
+class Frozen(BaseModel):
+    """Base of everything that crosses a boundary: immutable, and unknown fields are an error."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+def canonical_json(value: Any) -> str:
+    """JSON with sorted keys and no spaces, so that equal values have equal bytes (after RFC 8785); NaN is "NaN"."""
+    return json.dumps(plain(value), sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+
+
+def plain(value: Any) -> Any:
+    """A model as JSON values; JSON has no NaN and no infinity, so they become the strings that float() reads."""
+    if isinstance(value, BaseModel):
+        value = value.model_dump(mode="json")
+    if isinstance(value, dict):
+        return {k: plain(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(v) for v in value]
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def sha256(data: str | bytes) -> str:
+    """Hex SHA-256 of bytes, or of a string's UTF-8 bytes (lone surrogates pass through, as engines can emit them)."""
+    return hashlib.sha256(data.encode("utf-8", "surrogatepass") if isinstance(data, str) else data).hexdigest()
+
+
+def hash_tokens(token_ids: Sequence[int]) -> str:
+    """SHA-256 over token ids, written as decimal numbers joined by commas."""
+    return sha256(",".join(str(t) for t in token_ids))
+
+
+def hash_logprobs(logprobs: Sequence[float | None]) -> str:
+    """SHA-256 over log-probabilities, exact to the bit: `float.hex`, with `null` and `nan` as words."""
+    return sha256(",".join(_exact(x) for x in logprobs))
+
+
+def _exact(x: float | None) -> str:
+    if x is None:
+        return "null"
+    return "nan" if math.isnan(x) else float(x).hex()
+
+
+class Message(Frozen):
+    """One chat message."""
+
+    role: str
+    content: str
+
+
+class RequestPlan(Frozen):
+    """One request: `phase` is C1, W1 ... (cold, warm); requests of one prompt with one `salt` share cached blocks."""
+
+    index: int
+    prompt: str
+    phase: str
+    expect: Expect
+    salt: str | None
+    messages: tuple[Message, ...]
+    max_tokens: int
+    temperature: float
+    neighbours: tuple[Message, ...] = ()
+
+
+class Launch(Frozen):
+    """How the engine process is started; paths are this machine's, so none of this is registered."""
+
+    transport: Literal["worker", "server"]
+    python: str
+    server: tuple[str, ...]
+    args: tuple[str, ...]
+    env: dict[str, str]
+    model_path: str
+    health: str
+    version_path: str
+    metrics_path: str
+    salt_field: str | None
+    reset_path: str | None
+    boot_timeout_s: float
+    request_timeout_s: float
+
+
+class BootPlan(Frozen):
+    """Everything one boot needs; `python -m d3.boot plan.json out/` turns it into a record, here or elsewhere."""
+
+    schema_version: int = SCHEMA_VERSION
+    registration: str
+    boot_id: str
+    cell: str
+    stratum: str
+    factors: dict[str, str]
+    boot: int
+    attempt: int
+    position: int
+    protocol: str
+    engine: str
+    version_asked: str
+    backend_asked: str | None
+    invariant_mode: str
+    model: str
+    model_digest: str
+    warmup: RequestPlan | None
+    requests: tuple[RequestPlan, ...]
+    launch: Launch
+
+
+class Response(Frozen):
+    """One completion. `logprobs` of the chosen tokens; `gaps`: top-1 minus top-2 log-probability, both per token."""
+
+    text: str
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float | None, ...]
+    gaps: tuple[float | None, ...]
+
+    def key(self) -> str:
+        """Identity of the response: SHA-256 over its three endpoint hashes."""
+        return sha256(" ".join(self.hashes().values()))
+
+    def hashes(self) -> dict[Endpoint, str]:
+        """The SHA-256 of each endpoint."""
+        return {
+            "text": sha256(self.text),
+            "tokens": hash_tokens(self.token_ids),
+            "logprobs": hash_logprobs(self.logprobs),
+        }
+
+
+class Answer(Frozen):
+    """What an engine returns for one request: the response, and what it says of its cache."""
+
+    response: Response
+    prompt_tokens: int
+    prompt_sha256: str
+    cached_tokens: int | None
+    finish_reason: str
+    running: int | None = None
+
+
+class EngineFacts(Frozen):
+    """What the engine says of itself once it is up; None where it says nothing."""
+
+    version: str | None = None
+    block_size: int | None = None
+    prefix_caching: bool | None = None
+    attention_backend: str | None = None
+    dtype: str | None = None
+    device: str | None = None
+    invariant_mode: str | None = None
+    cache_config: dict[str, str] = {}
+    environment: dict[str, str] = {}
+
+
+class RequestRecord(Frozen):
+    """One request as it ran; `response` is the key of a `Response` stored beside the record."""
+
+    index: int
+    prompt: str
+    phase: str
+    expect: Expect
+    salt: str | None
+    prompt_tokens: int
+    prompt_sha256: str
+    cached_tokens: int | None
+    expected_cached: int | None
+    finish_reason: str
+    n_tokens: int
+    text_sha256: str
+    tokens_sha256: str
+    logprobs_sha256: str
+    response: str
+    latency_s: float
+    running: int | None
+
+    def endpoint_hash(self, endpoint: Endpoint) -> str:
+        """The hash that this endpoint compares."""
+        return {"text": self.text_sha256, "tokens": self.tokens_sha256, "logprobs": self.logprobs_sha256}[endpoint]
+
+
+class Check(Frozen):
+    """A manipulation check with its evidence; `prompt` None means the whole boot."""
+
+    name: str
+    held: bool
+    evidence: str
+    prompt: str | None = None
+
+
+class Failure(Frozen):
+    """Why a boot has no full answer. `engine_error`: the engine itself refused or died, `line` in its own words."""
+
+    stage: Literal["launch", "boot", "request", "stop"]
+    kind: Literal["engine_error", "timeout", "bad_answer", "environment", "skipped", "interrupted"]
+    line: str
+
+
+class EngineRecord(Frozen):
+    """Which engine ran, as asked and as reported; `command` has placeholders where a path stood."""
+
+    name: str
+    transport: str
+    version_asked: str
+    facts: EngineFacts
+    command: tuple[str, ...]
+    env: dict[str, str]
+
+
+class Timings(Frozen):
+    """Seconds: `boot_s` start to ready, `requests_s` all requests, `stop_s` stop and reap, `total_s` all of the job."""
+
+    boot_s: float
+    requests_s: float
+    stop_s: float
+    total_s: float
+
+
+class BootRecord(Frozen):
+    """One boot, whatever became of it."""
+
+    schema_version: int = SCHEMA_VERSION
+    registration: str
+    boot_id: str
+    cell: str
+    stratum: str
+    factors: dict[str, str]
+    boot: int
+    attempt: int
+    position: int
+    protocol: str
+    coldness: Literal["L0", "L1", "L2", "L3"]
+    engine: EngineRecord
+    model: str
+    model_digest: str
+    environment: dict[str, str]
+    started_at: str
+    timings: Timings
+    requests: tuple[RequestRecord, ...]
+    checks: tuple[Check, ...]
+    status: Status
+    reason: str
+    failure: Failure | None = None
+    leftovers: tuple[str, ...] = ()
+
+
+class Boot(Frozen):
+    """A record with its distinct responses by key: all that is known of one boot."""
+
+    record: BootRecord
+    responses: dict[str, Response]

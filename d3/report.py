@@ -1,0 +1,184 @@
+"""A certificate for people: Markdown, and a table for the terminal. Pure; everything shown is in the certificate."""
+
+from collections.abc import Iterator, Sequence
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from d3.contrasts import Contrast
+from d3.record import ENDPOINTS, Endpoint
+from d3.schema import Certificate, Stratum
+from d3.table import CellResult, Counts, Pair
+from d3.verdicts import WHAT
+
+FLAG = "batch-invariant"
+
+
+def markdown(certificate: Certificate, file: str = "FILE") -> str:
+    """The whole report. `file`: the certificate's path as the reader should type it in the last line."""
+    return "\n".join(_lines(certificate, file)) + "\n"
+
+
+def _lines(c: Certificate, file: str) -> Iterator[str]:
+    yield f"# {c.registration.question}"
+    yield ""
+    yield f"**{escape(c.answer)}**"
+    yield ""
+    yield f"Registration `{c.registration_id[:12]}` logged {c.context.registered_at}, first boot {c.first_boot_at or 'none'}."
+    yield f"{c.totals.counted} of {c.totals.boots} boots counted, {c.totals.requests} requests, {c.totals.total_s:.0f} s."
+    for stratum in c.strata:
+        yield from _stratum(c, stratum)
+    yield from _section("Controls", [f"{k.kind} {k.stratum}: {_held(k.held)}; {k.words}" for k in c.controls])
+    yield from _section("Checks", [_check(k.name, k.held, k.total, k.failures) for k in c.checks])
+    lost = [f"{b.stratum} {b.cell} boot {b.boot} attempt {b.attempt}: {b.why_not}" for b in c.boots if not b.counted]
+    yield from _section("Boots that do not count", lost)
+    yield from _section("Varied", c.varied)
+    yield from _section("Held", c.held)
+    yield from _section("Neither varied nor held", c.neither)
+    yield from _section("How cold the boots were", [f"{n} boots {k}: {COLD.get(k, k)}" for k, n in c.coldness.items()])
+    yield from _section("Engine and machine", [f"{k}: {v}" for k, v in c.environment.common.items()])
+    yield from _section("Does not prove", c.limits)
+    searched = f"Prior art (searched {c.registration.prior_art_searched})"
+    yield from _section(searched, [f"{p.source}: {p.says}" for p in c.prior_art])
+    yield from (
+        "",
+        "## Check it",
+        "",
+        f"`python -m d3.verify {file}` recomputes every number above from the boots' files.",
+    )
+    yield f"D3 {c.context.d3_version}, commit {c.context.git_commit or 'unknown'}, digest `{c.digest[:12]}`."
+
+
+COLD = {
+    "L0": "new container",
+    "L1": "fresh process, warm disk caches",
+    "L2": "fork of a process that had only imported",
+    "L3": "restored snapshot, never evidence",
+}
+
+
+def _stratum(c: Certificate, stratum: Stratum) -> Iterator[str]:
+    yield ""
+    yield "## Result" if len(c.strata) == 1 else f"## Result: {escape(stratum.stratum)}"
+    if stratum.role == "instrument":
+        yield from ("", "Control stratum: sampled on purpose; its readings answer nothing.")
+    same = _same(stratum, "text", "tokens")
+    for endpoint in ENDPOINTS:
+        if endpoint == "tokens" and same:
+            continue
+        verdict = stratum.verdict(endpoint)
+        what = "Bytes and tokens alike" if endpoint == "text" and same else WHAT[endpoint].capitalize()
+        yield from ("", f"### {what}: {verdict.disposition}", "")
+        if c.answer != verdict.answer:
+            yield from (escape(verdict.answer), "")
+        yield from _table(stratum, endpoint)
+        yield from _bullets(verdict.notes)
+        readings = [f"{'**' + r.name + '**' if r.held else r.name}: {r.why}" for r in verdict.readings]
+        yield from _bullets(readings, "Readings, in the registered order; the first in bold decides")
+        compared = [k for k in stratum.contrasts if k.endpoint == endpoint and (k.prompt is None or k.k_a + k.k_b > 0)]
+        yield from _bullets([_contrast(k) for k in compared], "Contrasts")
+    yield from ("", f"Flag: {stratum.flag.state}; {escape(stratum.flag.why)}.")
+    if stratum.implementations:
+        yield f"Batch-invariant mode in force: {', '.join(stratum.implementations)}."
+    moved = [_pair(cell, p.prompt, d) for cell in stratum.cells for p in cell.prompts for d in p.divergences]
+    yield from _bullets(moved, "Where responses part")
+
+
+def _table(stratum: Stratum, endpoint: Endpoint) -> Iterator[str]:
+    header, rows = table(stratum, endpoint)
+    yield f"| {' | '.join(escape(h) for h in header)} |"
+    yield f"|---|{'---:|' * (len(header) - 1)}"
+    for row in rows:
+        yield f"| {' | '.join(escape(x) for x in row)} |"
+    yield from ("", "Boots where the first request differs and the rest agree, of valid boots, with the interval.")
+
+
+def table(stratum: Stratum, endpoint: Endpoint) -> tuple[list[str], list[list[str]]]:
+    """The seed's own table as text: a header, and one row per cell with one column per prompt."""
+    prompts = [p.prompt for p in stratum.cells[0].prompts]
+    lengths = {p.prompt: p.prompt_tokens for cell in stratum.cells for p in cell.prompts if p.prompt_tokens}
+    header = ["cell", *(f"{p} ({lengths.get(p, '?')} tokens)" for p in prompts)]
+    rows = []
+    for cell in stratum.cells:
+        counts = [next(k for k in p.counts if k.endpoint == endpoint) for p in cell.prompts]
+        rows.append([_cell_name(cell), *(_count(k) for k in counts)])
+    return header, rows
+
+
+def _cell_name(cell: CellResult) -> str:
+    return f"APC {cell.factors['apc']}, invariant {cell.factors['invariant']}"
+
+
+def _count(counts: Counts) -> str:
+    if not counts.n:
+        return "void" if counts.void else "no boot"
+    scattered = f", {counts.scattered} scattered" if counts.scattered else ""
+    return f"{counts.k} / {counts.n} [{counts.interval.low:.0%}, {counts.interval.high:.0%}]{scattered}"
+
+
+def _same(stratum: Stratum, one: Endpoint, other: Endpoint) -> bool:
+    """Whether two endpoints tell the same story, so that one section shows both."""
+    readings = stratum.verdict(one).readings == stratum.verdict(other).readings
+    return readings and table(stratum, one) == table(stratum, other)
+
+
+def _contrast(k: Contrast) -> str:
+    p = "no p" if k.p is None else f"p = {k.p:.2g}"
+    speaks = f"; speaks for {', '.join(k.supports)}" if k.supports else ""
+    where = k.prompt or "any prompt"
+    return f"{where}: {k.a} {k.k_a} of {k.n_a} against {k.b} {k.k_b} of {k.n_b}, {p}: {k.words}{speaks}"
+
+
+def _pair(cell: CellResult, prompt: str, pair: Pair) -> str:
+    d = pair.divergence
+    if d.position is not None:
+        gaps = " and ".join("unknown" if g is None else f"{g:.3g}" for g in (d.first_gap, d.later_gap))
+        tokens = " against ".join("the end" if t is None else str(t) for t in (d.first_token, d.later_token))
+        where = f"token {d.position} ({tokens}), {d.flip} flip, gaps {gaps}"
+    else:
+        where = "no token differs" if d.first_tokens else "no token ids to compare"
+    drift = "" if d.max_dlogprob is None else f"; before it, log-probabilities move by at most {d.max_dlogprob:.3g}"
+    return (
+        f"{cell.key} {prompt}, {pair.boots} boots, response {pair.first[:8]} against {pair.later[:8]}: {where}{drift}"
+    )
+
+
+def _check(name: str, held: int, total: int, failures: Sequence[str]) -> str:
+    first = f"; {failures[0]}" if failures else ""
+    more = f" (and {len(failures) - 1} more)" if len(failures) > 1 else ""
+    return f"{name}: held {held} of {total}{first}{more}"
+
+
+def _held(held: bool | None) -> str:
+    return {True: "held", False: "FAILED", None: "not judged"}[held]
+
+
+def _section(title: str, lines: Sequence[str]) -> Iterator[str]:
+    if lines:
+        yield from ("", f"## {title}", "", *(f"- {escape(line)}" for line in lines))
+
+
+def _bullets(lines: Sequence[str], title: str = "") -> Iterator[str]:
+    if lines:
+        yield from (*(["", f"{title}:"] if title else []), "", *(f"- {escape(line)}" for line in lines))
+
+
+def escape(text: str) -> str:
+    """Text that Markdown shows as it is: no table breaks, no HTML, one line; a held reading's stars stay."""
+    return " ".join(text.split()).replace("|", "\\|").replace("<", "&lt;")
+
+
+def terminal(certificate: Certificate) -> RenderableType:
+    """The tables and answers for a terminal; nothing is said by colour alone."""
+    parts: list[RenderableType] = []
+    for stratum in certificate.strata:
+        for endpoint in ("text", "logprobs"):
+            header, rows = table(stratum, endpoint)
+            shown = Table(title=f"{WHAT[endpoint]}, {stratum.stratum}: {stratum.verdict(endpoint).disposition}")
+            for i, title in enumerate(header):
+                shown.add_column(Text(title), justify="right" if i else "left")
+            for row in rows:
+                shown.add_row(*(Text(x) for x in row))
+            parts.append(shown)
+    return Group(*parts, Text(certificate.answer))

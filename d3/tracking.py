@@ -1,0 +1,248 @@
+"""Boot records into MLflow and back: one parent run per study, one child run per attempt, keyed by boot id.
+
+Uses the client with explicit run states: the fluent interface would mark a killed run FINISHED at exit.
+"""
+
+import json
+import os
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TypeVar
+
+import pandas as pd
+
+os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")
+os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "20")
+
+from mlflow import MlflowClient
+from mlflow.entities import Metric, Param, Run, RunTag
+from mlflow.exceptions import MlflowException
+
+from d3.errors import D3Error
+from d3.headline import headline
+from d3.record import Boot, BootRecord, Frozen, canonical_json, sha256
+from d3.registration import Registration, short
+from d3.schema import Certificate
+from d3.store import LOG, RECORD, RESPONSES, load, parse_responses, responses_text, runs_dir, save_boot, write_atomic
+
+EXPERIMENT = "d3"
+REGISTRATION = "registration.json"
+LOG_KEPT = 200_000
+
+T = TypeVar("T")
+
+
+class Study(Frozen):
+    """A study's parent run."""
+
+    run_id: str
+    registration_id: str
+    registered_at: str
+
+
+def tracking_uri() -> str:
+    """$MLFLOW_TRACKING_URI, else an SQLite file under `runs/`, always absolute."""
+    return os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{runs_dir() / 'mlflow.db'}"
+
+
+@contextmanager
+def _reachable() -> Iterator[None]:
+    try:
+        yield
+    except (MlflowException, OSError) as error:
+        line = str(error).strip().splitlines()[0][:200]
+        raise D3Error(f"MLflow at {tracking_uri()} does not answer: {line}",
+                      "start it, or set MLFLOW_TRACKING_URI; recorded boots are kept, send them with: "
+                      "python -m d3.sync") from error  # fmt: skip
+
+
+class Tracking:
+    """One connection to the store. Every method raises D3Error where the store does not answer."""
+
+    def __init__(self) -> None:
+        runs_dir().mkdir(parents=True, exist_ok=True)
+        with _reachable():
+            self.client = MlflowClient(tracking_uri())
+            found = self.client.get_experiment_by_name(EXPERIMENT)
+            self.experiment: str = found.experiment_id if found else self._create()
+
+    def _create(self) -> str:
+        local = tracking_uri().startswith("sqlite")
+        return str(self.client.create_experiment(EXPERIMENT, (runs_dir() / "artifacts").as_uri() if local else None))
+
+    def open_study(self, registration: Registration) -> Study:
+        """The parent run of a registration: the one it has, the one `mlflow run` opened, or a new one.
+
+        The registration is logged before this returns, so before any boot.
+        """
+        with _reachable():
+            if found := self.find_study(registration.id()):
+                self.client.update_run(found.run_id, status="RUNNING")
+                return found
+            # Consumed once: a boot's own run must not take the run that `mlflow run` opened for the study.
+            adopted = os.environ.pop("MLFLOW_RUN_ID", None)
+            run = self.client.get_run(adopted) if adopted else self.client.create_run(
+                self.experiment, run_name=f"{registration.study} {short(registration.id())}")  # fmt: skip
+            run_id = run.info.run_id
+            at = datetime.now(UTC).isoformat(timespec="milliseconds")
+            params = {k: ",".join(v) for k, v in registration.axes.items()}
+            params |= {"boots": str(registration.boots), "protocol": registration.protocol.name, "seed": str(registration.seed)}
+            tags = {"d3.kind": "study", "d3.registration": registration.id(), "d3.registered_at": at,
+                    "d3.study": registration.study}  # fmt: skip
+            self.client.log_batch(
+                run_id,
+                params=[Param(k, v) for k, v in params.items()],
+                tags=[RunTag(k, v) for k, v in tags.items()],
+            )
+            self.client.log_text(run_id, canonical_json(registration) + "\n", REGISTRATION)
+            return Study(run_id=run_id, registration_id=registration.id(), registered_at=at)
+
+    def find_study(self, registration_id: str) -> Study | None:
+        """The parent run of a registration, if the store has one."""
+        runs = self._search(f"tags.`d3.kind` = 'study' and tags.`d3.registration` = '{registration_id}'")
+        return _study(runs[0]) if runs else None
+
+    def studies(self) -> list[Study]:
+        """All studies, the newest first."""
+        with _reachable():
+            return [_study(run) for run in self._search("tags.`d3.kind` = 'study'")]
+
+    def close_study(self, study: Study, status: str) -> None:
+        """Give the parent run its last state: FINISHED, FAILED or KILLED."""
+        with _reachable():
+            self.client.set_terminated(study.run_id, status=status)
+
+    def annotate(self, study: Study, certificate: Certificate, text: str, files: list[Path]) -> None:
+        """Put the verdict where people compare runs: the parent's tags, its description and its artifacts."""
+        with _reachable():
+            tags = {"d3.reading": "; ".join(f"{s.stratum} {v.endpoint}: {v.reading}" for s in certificate.strata for v in s.verdicts),
+                    "d3.answer": certificate.answer, "mlflow.note.content": text}  # fmt: skip
+            self.client.log_batch(study.run_id, tags=[RunTag(k, v[:5000]) for k, v in tags.items()])
+            for file in files:
+                self.client.log_artifact(study.run_id, str(file), "certificate")
+
+    def log_boot(self, study: Study, boot: Boot, log: Path | None) -> str:
+        """One child run for one attempt; a second call for the same record changes nothing. Returns its run id."""
+        record = boot.record
+        digest = sha256(canonical_json(record))
+        with _reachable():
+            same = f"tags.`d3.boot_id` = '{record.boot_id}' and tags.`mlflow.parentRunId` = '{study.run_id}'"
+            for run in self._search(same):
+                if run.data.tags.get("d3.record_sha256") == digest and run.info.status != "RUNNING":
+                    return str(run.info.run_id)
+                self.client.delete_run(run.info.run_id)  # half written by a job that was killed
+            tags = {
+                "mlflow.parentRunId": study.run_id,
+                "d3.kind": "boot",
+                "d3.registration": record.registration,
+                "d3.boot_id": record.boot_id,
+                "d3.cell": record.cell,
+                "d3.stratum": record.stratum,
+                "d3.status": record.status,
+                "d3.reason": record.reason[:500],
+                "d3.record_sha256": digest,
+            }
+            name = f"{record.cell} · boot {record.boot}" + (f" · {record.stratum}" if record.stratum != "base" else "")
+            run = self.client.create_run(self.experiment, run_name=name, tags=tags)
+            run_id = str(run.info.run_id)
+            now = int(datetime.now(UTC).timestamp() * 1000)
+            self.client.log_batch(
+                run_id,
+                params=[Param(k, v[:500]) for k, v in _params(record).items()],
+                metrics=[Metric(k, v, now, 0) for k, v in _metrics(boot).items()],
+            )
+            self._log_artifacts(run_id, boot, log)
+            self.client.set_terminated(run_id, "FINISHED" if record.status in {"valid", "void", "skipped"} else "FAILED")
+            return run_id
+
+    def _log_artifacts(self, run_id: str, boot: Boot, log: Path | None) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            save_boot(boot, Path(folder))
+            if log and log.exists():
+                write_atomic(Path(folder) / LOG, log.read_bytes()[-LOG_KEPT:])
+            self.client.log_artifacts(run_id, folder)
+
+    def boots(self, study: Study) -> tuple[pd.DataFrame, list[Boot]]:
+        """Every attempt of a study out of MLflow alone: a frame of runs, and the boots in the same order.
+
+        The frame has the columns run_id, boot_id, cell, stratum, status and record_sha256. Raises D3Error where an
+        artifact does not have the digest that its run says.
+        """
+        with _reachable():
+            runs = self._search(f"tags.`d3.kind` = 'boot' and tags.`mlflow.parentRunId` = '{study.run_id}'")
+            rows = [{"run_id": r.info.run_id, **{k.removeprefix("d3."): v for k, v in r.data.tags.items() if k.startswith("d3.")}}
+                    for r in runs]  # fmt: skip
+            frame = pd.DataFrame(rows).sort_values("boot_id", ignore_index=True) if rows else pd.DataFrame()
+            return frame, [self._boot(row["run_id"], row["record_sha256"]) for row in frame.to_dict("records")]
+
+    def registration(self, study: Study) -> Registration:
+        """The registration as it was logged before the first boot."""
+        found = self._artifact(study.run_id, REGISTRATION, lambda path: load(Registration, path))
+        if found.id() != study.registration_id:
+            raise D3Error(f"run {study.run_id} holds a registration of another id", "its store was changed; run the study again")
+        return found
+
+    def _boot(self, run_id: str, digest: str) -> Boot:
+        record = self._artifact(run_id, RECORD, lambda path: load(BootRecord, path))
+        if sha256(canonical_json(record)) != digest:
+            raise D3Error(f"run {run_id}: {RECORD} does not have the digest that the run was logged with",
+                          "the artifact was changed; remove that run and send the boot again: python -m d3.sync")  # fmt: skip
+        text = self._artifact(run_id, RESPONSES, lambda path: path.read_text("utf-8", "surrogatepass"))
+        boot = Boot(record=record, responses=parse_responses(text, f"run {run_id} {RESPONSES}"))
+        if {r.response for r in record.requests} != set(boot.responses) or responses_text(boot) != text:
+            raise D3Error(f"run {run_id}: {RESPONSES} does not hold the record's responses", "send the boot again: python -m d3.sync")
+        return boot
+
+    def _artifact(self, run_id: str, name: str, read: Callable[[Path], T]) -> T:
+        with _reachable(), tempfile.TemporaryDirectory() as folder:
+            return read(Path(self.client.download_artifacts(run_id, name, folder)))
+
+    def _search(self, condition: str) -> list[Run]:
+        found: list[Run] = []
+        token = None
+        while True:
+            page = self.client.search_runs([self.experiment], condition, max_results=1000, page_token=token)
+            found += page
+            token = page.token
+            if not token:
+                return found
+
+
+def _study(run: Run) -> Study:
+    tags = run.data.tags
+    return Study(run_id=run.info.run_id, registration_id=tags["d3.registration"], registered_at=tags["d3.registered_at"])
+
+
+def _params(record: BootRecord) -> dict[str, str]:
+    facts = record.engine.facts
+    prompts = {f"prompt.{r.prompt}.tokens": str(r.prompt_tokens) for r in record.requests}
+    return {
+        **record.factors,
+        "boot": str(record.boot),
+        "attempt": str(record.attempt),
+        "position": str(record.position),
+        "protocol": record.protocol,
+        "coldness": record.coldness,
+        "engine": record.engine.name,
+        "engine.transport": record.engine.transport,
+        "engine.version_asked": record.engine.version_asked,
+        "engine.version": facts.version or "not reported",
+        "engine.backend": facts.attention_backend or "not reported",
+        "engine.invariant_mode": facts.invariant_mode or "not reported",
+        "engine.block_size": str(facts.block_size or "not reported"),
+        "engine.cache_config": json.dumps(facts.cache_config, sort_keys=True),
+        "model": record.model,
+        "model.digest": record.model_digest,
+        **prompts,
+        **{f"env.{k}": v for k, v in {**record.environment, **facts.environment}.items()},
+    }
+
+
+def _metrics(boot: Boot) -> dict[str, float]:
+    record = boot.record
+    timings = {f"time.{k}": v for k, v in record.timings.model_dump().items()}
+    cached = {f"cached.{r.prompt}.{r.phase}": float(r.cached_tokens) for r in record.requests if r.cached_tokens is not None}
+    return {**timings, **cached, **headline(boot)}

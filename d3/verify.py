@@ -1,0 +1,169 @@
+"""Recompute a certificate from the files beside it, without tracking store or engine: `python -m d3.verify FILE`."""
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from d3.certificate import REGISTRATION, build, folder_of, load, render
+from d3.errors import D3Error
+from d3.record import Boot, BootRecord, canonical_json, plain, sha256
+from d3.registration import diff_paths, short
+from d3.schema import CERTIFICATE_VERSION, Artifact, BootEntry, Certificate, digest
+from d3.store import explain, parse_responses
+
+SHOWN = 20  # problems of one kind that are printed; the rest is counted
+
+
+def verify(path: Path) -> list[str]:
+    """Every problem of a certificate and its artifacts, one line each; an empty list when it holds.
+
+    Raises D3Error where there is nothing to check: no file, no folder, or no certificate of a version known here.
+    """
+    certificate, folder = _read(path), folder_of(path)
+    problems = _itself(path, certificate)
+    problems += _files(folder, certificate)
+    boots: list[Boot] = []
+    for entry in certificate.boots:
+        try:
+            boots.append(_boot(folder, entry))
+        except D3Error as error:
+            problems.append(error.message)
+    if len(boots) == len(certificate.boots):
+        problems += _rebuilt(certificate, boots)
+    return problems
+
+
+def _read(path: Path) -> Certificate:
+    """The certificate, if it is one of a version that this D3 can recompute."""
+    try:
+        found = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        raise D3Error(f"{path} does not exist", "name a certificate, such as results/NAME.json") from None
+    except OSError as error:
+        raise D3Error(f"cannot read {path}: {error.strerror}", "check the path") from error
+    except (ValueError, RecursionError) as error:
+        raise D3Error(f"{path}: not JSON ({error})", "the file is damaged", code=1) from error
+    version = found.get("schema_version") if isinstance(found, dict) else None
+    if isinstance(version, int) and version > CERTIFICATE_VERSION:
+        raise D3Error(
+            f"{path}: schema_version {version} is newer than this D3 knows ({CERTIFICATE_VERSION})", "update D3"
+        )
+    try:
+        return load(path)
+    except D3Error as error:
+        raise D3Error(error.message, error.remedy, code=1) from error
+
+
+def _itself(path: Path, certificate: Certificate) -> list[str]:
+    """What the file says of itself: its bytes, digest and registration."""
+    problems = []
+    if path.read_bytes() != render(certificate).encode("utf-8", "surrogatepass"):
+        problems.append(f"{path.name}: not in the form in which D3 writes it (reordered, reformatted, or a key twice)")
+    if certificate.digest != digest(certificate):
+        problems.append(f"digest: recorded {short(certificate.digest)}, computed {short(digest(certificate))}")
+    own = certificate.registration.id()
+    if certificate.registration_id != own:
+        problems.append(f"registration_id: recorded {short(certificate.registration_id)}, computed {short(own)}")
+    return problems
+
+
+def _files(folder: Path, certificate: Certificate) -> list[str]:
+    """Every file of the folder against the certificate: missing, extra, changed, or outside."""
+    if not folder.is_dir():
+        raise D3Error(f"{folder} does not exist", "the folder of artifacts belongs beside the certificate", code=2)
+    text = canonical_json(certificate.registration) + "\n"
+    wanted = [Artifact(path=REGISTRATION, sha256=sha256(text))]
+    wanted += [a for e in certificate.boots for a in (e.record, e.responses)]
+    problems = []
+    for artifact in wanted:
+        try:
+            found = sha256(read_artifact(folder, artifact.path))
+        except D3Error as error:
+            problems.append(error.message)
+            continue
+        if found != artifact.sha256:
+            problems.append(f"{artifact.path}: digest {short(found)}, the certificate says {short(artifact.sha256)}")
+    names = {a.path for a in wanted}
+    there = sorted(p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_symlink() or not p.is_dir())
+    return problems + [f"{p}: not named by the certificate" for p in there if p not in names]
+
+
+def read_artifact(folder: Path, path: str) -> bytes:
+    """The bytes of an artifact; a path or a link that leaves the folder is an error, not a file."""
+    try:
+        full = folder / path
+        if not full.resolve().is_relative_to(folder.resolve()) or Path(path).is_absolute() or ".." in Path(path).parts:
+            raise D3Error(f"{path}: leaves the certificate's folder")
+        return full.read_bytes()
+    except FileNotFoundError:
+        raise D3Error(f"{path}: missing") from None
+    except (OSError, ValueError) as error:  # ValueError: a null byte in the path
+        raise D3Error(f"{path!r}: cannot be read ({error})") from error
+
+
+def _boot(folder: Path, entry: BootEntry) -> Boot:
+    """One boot from its two files. Raises D3Error that names the file and the field."""
+    try:
+        record = BootRecord.model_validate(json.loads(read_artifact(folder, entry.record.path)))
+        lines = read_artifact(folder, entry.responses.path).decode("utf-8", "surrogatepass")
+    except ValidationError as error:
+        raise D3Error(f"{entry.record.path}: {explain(error)}") from error
+    except ValueError as error:
+        raise D3Error(f"{entry.record.path} or its responses: not JSON text ({error})") from error
+    return Boot(record=record, responses=parse_responses(lines, entry.responses.path))
+
+
+def _rebuilt(certificate: Certificate, boots: Sequence[Boot]) -> list[str]:
+    """Build the certificate anew from registration, boots and context, and compare field by field."""
+    try:
+        again = build(certificate.registration, boots, certificate.context)
+    except D3Error as error:
+        return [error.message]
+    except Exception as error:  # a forged registration can hold values that no study could have had
+        return [f"cannot be recomputed: {type(error).__name__}: {error}"]
+    recorded, computed = plain(certificate), plain(again)
+    paths = [p for p in diff_paths("", recorded, computed) if p != "digest"]
+    more = [f"... and {len(paths) - SHOWN} fields more"] if len(paths) > SHOWN else []
+    return [f"{p}: not what the artifacts give" for p in paths[:SHOWN]] + more
+
+
+def printable(text: str) -> str:
+    """One line without control characters: what is printed comes from a file that nobody has checked yet."""
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Check one certificate; 0 it holds, 1 it does not, 2 there is nothing to check."""
+    parser = argparse.ArgumentParser(
+        prog="python -m d3.verify",
+        description="Recompute every count, interval, reading and limit of a certificate from the files beside it.",
+        epilog="Exit code: 0 it holds, 1 it does not, 2 nothing to check. Needs no engine and no tracking store.",
+    )
+    parser.add_argument("file", type=Path, help="the certificate, such as results/d3_determinism_2x2.json")
+    path: Path = parser.parse_args(argv).file
+    out = getattr(sys.stdout, "reconfigure", None)
+    if out:
+        out(errors="backslashreplace")
+    try:
+        problems = verify(path)
+        if not problems:
+            found = load(path)
+            counts = f"{found.totals.counted} of {found.totals.boots} boots counted"
+            print(printable(f"{path}: holds; {counts}, registration {short(found.registration_id)}"))
+            print(printable(found.answer))
+            return 0
+    except D3Error as error:
+        print(printable(f"error: {error}"), file=sys.stderr)
+        return error.code
+    for problem in problems:
+        print(printable(f"{path}: {problem}"))
+    print(printable(f"{path}: does not hold, {len(problems)} problem{'s' * (len(problems) > 1)}"))
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

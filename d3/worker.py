@@ -1,0 +1,165 @@
+"""vLLM inside one child: run by the engine's own Python, spoken to in JSON lines over its standard pipes.
+
+Imports nothing of D3 but the CPU plugin's status, and nothing outside the standard library and vLLM: it runs in an
+environment of its own. In: {"op": "start" | "ask" | "stop", ...}. Out: {"op": "facts" | "answer" | "error", ...}.
+"""
+
+import os
+import sys
+
+# This folder holds modules named like the standard library's (statistics); as a script's folder it would come first.
+sys.path[:] = [p for p in sys.path if os.path.realpath(p or ".") != os.path.dirname(os.path.realpath(__file__))]  # noqa: PTH
+
+import contextlib
+import hashlib
+import json
+import time
+import traceback
+from typing import Any
+
+
+def main() -> None:
+    """Serve one engine until `stop` or the end of the input; only protocol lines reach the real standard output."""
+    out = os.fdopen(os.dup(1), "w", encoding="utf-8", errors="surrogatepass")
+    os.dup2(2, 1)
+    worker = Worker()
+    for line in sys.stdin:
+        request = json.loads(line)
+        if request["op"] == "stop":
+            break
+        try:
+            reply = worker.start(request) if request["op"] == "start" else worker.ask(request)
+        except BaseException as error:  # the engine may raise anything; the parent needs its words
+            traceback.print_exc()
+            reply = {"op": "error", "line": f"{type(error).__name__}: {error}".splitlines()[0][:500]}
+        out.write(json.dumps(reply) + "\n")
+        out.flush()
+
+
+class Worker:
+    """One vLLM engine and its request loop."""
+
+    def __init__(self) -> None:
+        self.llm: Any = None
+        self.batch = 0
+        self.count = 0
+
+    def start(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Build the engine from vLLM's own command-line flags; reply with what it says of itself."""
+        began = time.monotonic()
+        from vllm import LLM
+        from vllm.engine.arg_utils import EngineArgs
+        from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+        imported = time.monotonic()
+        parser = EngineArgs.add_cli_args(FlexibleArgumentParser())
+        known = parser.parse_args(request["args"])
+        arguments = EngineArgs.from_cli_args(known)
+        self.llm = LLM(**{**vars(arguments), "disable_log_stats": False})
+        self._watch_batches()
+        return {"op": "facts", "import_s": imported - began, "facts": self._facts()}
+
+    def ask(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Run one request, and its neighbours in the same batch; reply with tokens, log-probabilities and cached tokens."""
+        from vllm import SamplingParams
+
+        sampling = SamplingParams(temperature=request["temperature"], max_tokens=request["max_tokens"], logprobs=2)
+        self.batch = 0
+        prompts = [self._prompt(request["messages"], request["salt"])]
+        prompts += [self._prompt([m], f"neighbour-{self.count}-{i}") for i, m in enumerate(request["neighbours"])]
+        self.count += 1
+        result = self.llm.generate(prompts, sampling, use_tqdm=False)[0]
+        completion = result.outputs[0]
+        chosen, gaps = _logprobs(completion)
+        return {
+            "op": "answer",
+            "text": completion.text,
+            "token_ids": list(completion.token_ids),
+            "logprobs": chosen,
+            "gaps": gaps,
+            "prompt_tokens": len(result.prompt_token_ids),
+            "prompt_sha256": hashlib.sha256(",".join(map(str, result.prompt_token_ids)).encode()).hexdigest(),
+            "cached_tokens": result.num_cached_tokens,
+            "finish_reason": completion.finish_reason or "",
+            "running": self.batch or None,
+        }
+
+    def _prompt(self, messages: list[dict[str, str]], salt: str | None) -> dict[str, Any]:
+        ids = self.llm.get_tokenizer().apply_chat_template(messages, add_generation_prompt=True, tokenize=True)
+        ids = ids["input_ids"] if hasattr(ids, "keys") else ids
+        return {"prompt_token_ids": list(ids), **({"cache_salt": salt} if salt else {})}
+
+    def _watch_batches(self) -> None:
+        """Record the largest number of requests that one step runs together."""
+        scheduler = self.llm.llm_engine.engine_core.engine_core.scheduler
+        schedule = scheduler.schedule
+
+        def watched(*args: Any, **kwargs: Any) -> Any:
+            output = schedule(*args, **kwargs)
+            self.batch = max(self.batch, len(output.num_scheduled_tokens))
+            return output
+
+        scheduler.schedule = watched
+
+    def _facts(self) -> dict[str, Any]:
+        import torch
+        import vllm
+        from vllm.platforms import current_platform
+
+        config = self.llm.llm_engine.vllm_config
+        layers = config.compilation_config.static_forward_context.values()
+        backends = sorted({layer.get_attn_backend().get_name() for layer in layers if hasattr(layer, "get_attn_backend")})
+        cuda = torch.version.cuda if torch.cuda.is_available() else None
+        environment = {
+            "python": sys.version.split()[0],
+            "torch": torch.__version__,
+            "torch_threads": str(torch.get_num_threads()),
+            "cpu_capability": torch.backends.cpu.get_cpu_capability(),
+            "cuda": str(cuda or "none"),
+            "compile_mode": str(config.compilation_config.mode),
+            "max_model_len": str(config.model_config.max_model_len),
+        }
+        if cuda:
+            environment["gpu"] = torch.cuda.get_device_name()
+            environment["capability"] = ".".join(map(str, torch.cuda.get_device_capability()))
+        return {
+            "version": vllm.__version__,
+            "block_size": config.cache_config.block_size,
+            "prefix_caching": bool(config.cache_config.enable_prefix_caching),
+            "attention_backend": ",".join(backends) or None,
+            "dtype": str(config.model_config.dtype).removeprefix("torch."),
+            "device": current_platform.device_type,
+            "invariant_mode": _invariant_mode(current_platform.is_cpu()),
+            "cache_config": {
+                "block_size": str(config.cache_config.block_size),
+                "enable_prefix_caching": str(config.cache_config.enable_prefix_caching),
+                "prefix_caching_hash_algo": str(config.cache_config.prefix_caching_hash_algo),
+                "num_gpu_blocks": str(config.cache_config.num_gpu_blocks),
+            },
+            "environment": environment,
+        }
+
+
+def _invariant_mode(cpu: bool) -> str:
+    """Which batch-invariant implementation is in force, asked of the code that does it."""
+    if os.environ.get("D3_CPU_INVARIANT") == "1" and cpu:
+        from d3.cpu_invariant import MODE, status
+
+        return MODE if status().installed else "asked for but not installed"
+    return "vLLM's flag" if os.environ.get("VLLM_BATCH_INVARIANT") == "1" else "off"
+
+
+def _logprobs(completion: Any) -> tuple[list[float | None], list[float | None]]:
+    """Chosen log-probabilities and top-2 gaps, one per token; None where the engine gives none."""
+    chosen: list[float | None] = []
+    gaps: list[float | None] = []
+    for token, step in zip(completion.token_ids, completion.logprobs or [], strict=False):
+        chosen.append(step[token].logprob if token in step else None)
+        top = sorted((entry.logprob for entry in step.values()), reverse=True)
+        gaps.append(top[0] - top[1] if len(top) > 1 else None)
+    return chosen, gaps
+
+
+if __name__ == "__main__":
+    with contextlib.suppress(KeyboardInterrupt, BrokenPipeError):
+        main()
