@@ -49,7 +49,7 @@ def frame(outcomes: Sequence[Outcome]) -> pd.DataFrame:
 def count_kinds(registration: Registration, outcomes: Sequence[Outcome]) -> KindCounts:
     """How many counted boots had each kind of outcome, for every registered cell, prompt and endpoint."""
     places = [(c.stratum, c.cell, p.id, e) for c in registration.cells for p in registration.prompts for e in ENDPOINTS]
-    seen = pd.crosstab([frame(outcomes)[k] for k in KEY], frame(outcomes)["kind"]) if outcomes else pd.DataFrame()
+    seen = frame(outcomes).groupby([*KEY, "kind"]).size().unstack("kind") if outcomes else pd.DataFrame()
     index = pd.MultiIndex.from_tuples(places, names=KEY)
     table = seen.reindex(index=index, columns=pd.Index(KINDS)).fillna(0).astype(int)
     rows = table.to_numpy().tolist()
@@ -65,7 +65,7 @@ def select(
     for boot in boots:
         check_boot(registration, boot)
         same = distinct.setdefault(boot.record.boot_id, boot)
-        if canonical_json(same) != canonical_json(boot):
+        if same is not boot and canonical_json(same) != canonical_json(boot):
             raise D3Error(f"two different boots have the id {boot.record.boot_id}", "keep the one that ran")
     chosen = []
     in_order = sorted(distinct.values(), key=lambda b: _place(b.record))

@@ -22,6 +22,7 @@ from d3.record import (
     Boot,
     BootPlan,
     BootRecord,
+    Check,
     EngineFacts,
     EngineRecord,
     Failure,
@@ -62,7 +63,9 @@ def run(plan: BootPlan, folder: Path, progress: Progress = lambda _phase: None) 
     engine: Engine | None = None
     try:
         progress("engine starting")
-        engine = ServerEngine(plan, folder / LOG) if plan.launch.transport == "server" else WorkerEngine(plan, folder / LOG)
+        transport = ServerEngine if plan.launch.transport == "server" else WorkerEngine
+        with _deferred():
+            engine = transport(plan, folder / LOG)
         seen.facts = engine.start()
         seen.boot_s = time.monotonic() - seen.began
         _ask_all(engine, plan, seen, progress)
@@ -71,12 +74,12 @@ def run(plan: BootPlan, folder: Path, progress: Progress = lambda _phase: None) 
     except KeyboardInterrupt:
         seen.failure = Failure(stage="request", kind="interrupted", line="stopped by the user")
     finally:
-        stopping = time.monotonic()
-        if engine is not None:
-            progress("engine stopping")
-            with _shielded():
+        with _shielded():
+            stopping = time.monotonic()
+            if engine is not None:
+                progress("engine stopping")
                 seen.leftovers = engine.stop()
-        seen.stop_s = time.monotonic() - stopping
+            seen.stop_s = time.monotonic() - stopping
     return Boot(record=_record(plan, seen), responses=seen.responses)
 
 
@@ -168,7 +171,7 @@ def _record(plan: BootPlan, seen: _Seen) -> BootRecord:
     )
 
 
-def _status(found: tuple[checks.Check, ...], failure: Failure | None) -> tuple[Status, str]:
+def _status(found: tuple[Check, ...], failure: Failure | None) -> tuple[Status, str]:
     if failure is not None:
         status: dict[str, Status] = {"interrupted": "stopped", "skipped": "skipped"}
         return status.get(failure.kind, "failed"), f"{failure.stage}: {failure.line}"
@@ -182,17 +185,29 @@ def _status(found: tuple[checks.Check, ...], failure: Failure | None) -> tuple[S
 
 
 @contextmanager
-def _shielded() -> Iterator[None]:
-    """Let a second Ctrl-C wait until the engine is gone (signal handlers belong to the main thread)."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
+def _shielded() -> Iterator[list[int]]:
+    """Hold Ctrl-C off inside, so that an engine is stopped to the end; gives the signals that came."""
+    came: list[int] = []
+    if threading.current_thread() is not threading.main_thread():  # signal handlers belong to the main thread
+        yield came
         return
-    old = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM)}
+    old = {
+        number: signal.signal(number, lambda n, _frame: came.append(n)) for number in (signal.SIGINT, signal.SIGTERM)
+    }
     try:
-        yield
+        yield came
     finally:
         for number, handler in old.items():
             signal.signal(number, handler)
+
+
+@contextmanager
+def _deferred() -> Iterator[None]:
+    """Let Ctrl-C wait until a process that was just started has an owner who can end it."""
+    with _shielded() as came:
+        yield
+    if came:
+        raise KeyboardInterrupt
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -13,13 +13,17 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.core.utils import JobReturn, JobStatus
+from hydra.errors import HydraException
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, open_dict
+from omegaconf.errors import OmegaConfBaseException
 
-from d3.errors import D3Error
-from d3.install import lock_digest, model_digest, model_dir
+from d3.errors import D3Error, one_line
+from d3.install import lock_digest, model_dir
+from d3.model import model_digest
+from d3.preflight import preflight
 from d3.registration import Registration, short
-from d3.store import save_registration
+from d3.store import save_registration, study_dir
 from d3.study import Pins, register
 
 
@@ -37,12 +41,13 @@ class StudyCallback(Callback):
 
     def on_multirun_end(self, config: DictConfig, **_: Any) -> None:
         """Close the parent run and say how it went; exit code 1 where a boot has no valid answer."""
-        self._guarded(self._finish)
+        self._guarded(self._finish, config)
 
-    def on_run_end(self, config: DictConfig, job_return: JobReturn, **_: Any) -> None:
+    def on_run_end(self, config: DictConfig, **kwargs: Any) -> None:
         """The same for a single run; Hydra raises a job's own error after this."""
+        job_return: JobReturn = kwargs["job_return"]
         if job_return.status == JobStatus.COMPLETED:
-            self._guarded(self._finish)
+            self._guarded(self._finish, config)
 
     def _start_sweep(self, config: DictConfig) -> None:
         overrides = _parsed(list(config.hydra.overrides.task))
@@ -51,13 +56,17 @@ class StudyCallback(Callback):
         jobs = BasicSweeper.split_arguments(grid, None)[0]
         _ask_before(len(jobs) * config.boots, config.allow_large)
         configs = [loader.load_sweep_config(config, job) for job in jobs]
-        swept = [o.get_key_element() for o in grid if o.is_sweep_override()]
+        if not config.plan_only:
+            preflight(configs)
+        swept = [o.key_or_group for o in grid if o.is_sweep_override()]
         self._open(register(configs, swept, pins(configs)))
         config.hydra.overrides.task.append(f"registration={self.registration.id()}")
 
     def _start_single(self, config: DictConfig) -> None:
         with open_dict(config):
             config.boots, config.boot = 1, 0
+            if not config.plan_only:
+                preflight([config])
             self._open(register([config], [], pins([config])))
             config.registration = self.registration.id()
 
@@ -77,11 +86,20 @@ class StudyCallback(Callback):
     def _close(self, status: str) -> None:
         if self.open:
             self.open = False
-            self.tracking.close_study(self.study, status)
+            try:
+                self.tracking.close_study(self.study, status)
+            except D3Error as error:  # at exit nobody else would catch it
+                print(f"error: {error}", file=sys.stderr)
 
-    def _finish(self) -> None:
+    def _finish(self, config: DictConfig) -> None:
         from d3.job import tally
 
+        if config.plan_only:
+            self._close("SCHEDULED")
+            print(
+                f"planned, nothing run: {study_dir(self.registration.id()) / 'boots'}\nnext: python -m d3.host --help"
+            )
+            return
         counts = tally(self.registration)
         self._close("FAILED" if counts.missing else "FINISHED")
         print(counts.words())
@@ -96,6 +114,9 @@ class StudyCallback(Callback):
         except D3Error as error:
             print(f"error: {error}", file=sys.stderr)
             sys.exit(error.code)
+        except (HydraException, OmegaConfBaseException) as error:
+            print(f"error: {one_line(error)}", file=sys.stderr)
+            sys.exit(2)
         except Exception:  # a defect of ours: show it all, and run nothing unregistered
             traceback.print_exc()
             sys.exit(1)

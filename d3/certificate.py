@@ -11,7 +11,7 @@ from pathlib import Path
 
 from d3.analysis import analyse
 from d3.contrasts import contrasts
-from d3.controls import controls, temperature
+from d3.controls import Control, controls, temperature
 from d3.errors import D3Error
 from d3.limits import environment, held, implementations, limits, neither, varied
 from d3.record import Boot, BootRecord, Check, canonical_json, plain, sha256
@@ -42,15 +42,16 @@ def build(registration: Registration, boots: Sequence[Boot], context: Context) -
     first = _first_boot(context, entries)
     strata = tuple(_stratum(registration, table, analysis) for table in analysis.strata)
     found = environment(counted)
+    checked = controls(registration, analysis.strata, analysis.outcomes)
     certificate = Certificate(
-        answer=_answer(strata),
+        answer=_answer(strata, checked),
         registration_id=registration.id(),
         registration=registration,
         context=context,
         first_boot_at=first,
         boots=entries,
         strata=strata,
-        controls=controls(registration, analysis.strata, analysis.outcomes),
+        controls=checked,
         checks=_checks([s.boot.record for s in analysis.selected]),
         environment=found,
         varied=varied(registration),
@@ -142,8 +143,8 @@ def _stratum(registration: Registration, table: StratumTable, analysis: Analysis
     )
 
 
-def _answer(strata: Sequence[Stratum]) -> str:
-    """Bytes first, and every endpoint that reads otherwise; sampled strata are controls and answer nothing."""
+def _answer(strata: Sequence[Stratum], checked: Sequence[Control]) -> str:
+    """Bytes first, every endpoint that reads otherwise, and failed controls; sampled strata answer nothing."""
     study = [s for s in strata if s.role == "study"] or list(strata)
     words = []
     for stratum in study:
@@ -151,6 +152,7 @@ def _answer(strata: Sequence[Stratum]) -> str:
         others = [f"For {WHAT[v.endpoint]}: {v.disposition}." for v in stratum.verdicts if v.reading != text.reading]
         name = f"[{stratum.stratum}] " if len(study) > 1 else ""
         words.append(" ".join([name + text.answer, *others]))
+    words += [f"The {c.kind} control ({c.stratum}) failed: {c.words}." for c in checked if c.held is False]
     return " ".join(words)
 
 

@@ -30,7 +30,9 @@ def certify(run: str | None, out: Path | None) -> tuple[Certificate, Path]:
     registration = tracking.registration(study)
     frame, boots = tracking.boots(study)
     if frame.empty:
-        raise D3Error(f"study {short(study.registration_id)} has no boots yet", "run it: python -m d3 -m apc=on,off invariant=0,1")
+        raise D3Error(
+            f"study {short(study.registration_id)} has no boots yet", "run it: python -m d3 -m apc=on,off invariant=0,1"
+        )
     _one_registration(frame, study)
     context = Context(
         registered_at=study.registered_at,
@@ -43,8 +45,9 @@ def certify(run: str | None, out: Path | None) -> tuple[Certificate, Path]:
     certificate = build(registration, boots, context)
     path = out or default_path(registration)
     write(certificate, boots, path)
-    write_atomic(path.with_suffix(".md"), markdown(certificate))
-    tracking.annotate(study, certificate, markdown(certificate), [path, path.with_suffix(".md")])
+    report = markdown(certificate, os.path.relpath(path, root()))
+    write_atomic(path.with_suffix(".md"), report)
+    tracking.annotate(study, certificate, report, [path, path.with_suffix(".md")])
     return certificate, path
 
 
@@ -59,13 +62,16 @@ def default_path(registration: Registration) -> Path:
 
 def commit() -> str | None:
     """D3's own git commit, with `+` where the tree has changes; None outside a checkout."""
+
     def git(*words: str) -> str:
         done = subprocess.run(["git", *words], cwd=root(), capture_output=True, text=True, check=False)  # noqa: S607
         return done.stdout.strip() if done.returncode == 0 else ""
 
     try:
         head = git("rev-parse", "HEAD")
-        return head + ("+" if git("status", "--porcelain", "--untracked-files=no", "d3", "conf") else "") if head else None
+        return (
+            head + ("+" if git("status", "--porcelain", "--untracked-files=no", "d3", "conf") else "") if head else None
+        )
     except OSError:
         return None
 
@@ -92,8 +98,12 @@ def _one_registration(frame: pd.DataFrame, study: Study) -> None:
 
 def main(argv: list[str] | None = None) -> int:
     """Certify, print the table and where things are; 0 when a certificate was written, whatever it reads."""
-    parser = argparse.ArgumentParser(prog="python -m d3.certify", description="Build the certificate of a study from MLflow.")
-    parser.add_argument("--run", help="the study's MLflow run id, or the start of its registration id (default: the newest)")
+    parser = argparse.ArgumentParser(
+        prog="python -m d3.certify", description="Build the certificate of a study from MLflow."
+    )
+    parser.add_argument(
+        "--run", help="the study's MLflow run id, or the start of its registration id (default: the newest)"
+    )
     parser.add_argument("--out", type=Path, help="where to write it (default: results/STUDY.json)")
     options = parser.parse_args(argv)
     try:

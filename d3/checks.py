@@ -6,13 +6,19 @@ from d3.record import BootPlan, Check, EngineFacts, RequestRecord
 
 
 def expected_hit(prompt_tokens: int, block_size: int | None) -> int | None:
-    """Tokens that a warm request of n prompt tokens finds cached: floor((n-1)/B)*B; the last token is always computed."""
+    """Tokens that a warm request of n prompt tokens finds cached: floor((n-1)/B)*B; the last is always computed."""
     return None if not block_size else (prompt_tokens - 1) // block_size * block_size
 
 
 def evaluate(plan: BootPlan, facts: EngineFacts, requests: Sequence[RequestRecord]) -> tuple[Check, ...]:
     """All checks of a boot that ran: the boot's own first, then the cache check of each prompt."""
-    own = [_version(plan, facts), _backend(plan, facts), _caching(plan, facts), _flag(plan, facts), _serial(plan, requests)]
+    own = [
+        _version(plan, facts),
+        _backend(plan, facts),
+        _caching(plan, facts),
+        _flag(plan, facts),
+        _serial(plan, requests),
+    ]
     prompts = dict.fromkeys(r.prompt for r in requests)
     return (*own, *(_cache(plan, p, [r for r in requests if r.prompt == p]) for p in prompts))
 
@@ -77,7 +83,9 @@ def _cache(plan: BootPlan, prompt: str, requests: Sequence[RequestRecord]) -> Ch
     pairs = ", ".join(f"{r.phase} {_n(s)}/{_n(w)}" for r, s, w in zip(requests, seen, wanted, strict=True))
     evidence = f"{requests[0].prompt_tokens} prompt tokens; cached/expected: {pairs}"
     if any(s is None for s in seen):
-        return Check(name="cache", held=False, prompt=prompt, evidence=f"the engine reports no cached tokens; {evidence}")
+        return Check(
+            name="cache", held=False, prompt=prompt, evidence=f"the engine reports no cached tokens; {evidence}"
+        )
     if len(lengths) > 1:
         return Check(name="cache", held=False, prompt=prompt, evidence=f"prompt lengths differ: {sorted(lengths)}")
     if any(r.expected_cached in {0, None} for r in requests):

@@ -1,5 +1,6 @@
 """The shape of a study's configuration: dataclasses that Hydra checks every key and type of `conf/` against."""
 
+import re
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -42,6 +43,7 @@ class EngineConfig:
     metrics_path: str = "/metrics"
     salt_field: str | None = "cache_salt"
     reset_path: str | None = None
+    min_memory_gb: float = 0.0
     boot_timeout_s: float = 300.0
     request_timeout_s: float = 180.0
 
@@ -166,6 +168,7 @@ class Config:
     confidence: float = 0.95
     test: str = "fisher"
     allow_large: bool = False
+    plan_only: bool = False
     registration: str | None = None
 
 
@@ -198,13 +201,26 @@ def validate(cfg: Config) -> None:
         (cfg.engine.transport not in {"worker", "server"}, f"engine.transport={cfg.engine.transport} is not known",
          "use worker or server"),
         (not cfg.prompts.items, f"prompts={cfg.prompts.name} has no prompts", "give it items: [{id: ..., text: ...}]"),
+        (cfg.max_attempts < 1, f"max_attempts={cfg.max_attempts} tries no boot", "say max_attempts=2"),
+        (not 1 <= (cfg.boots if cfg.min_valid_boots is None else cfg.min_valid_boots) <= cfg.boots,
+         f"min_valid_boots={cfg.min_valid_boots} is not between 1 and boots={cfg.boots}",
+         "say how many boots must be valid"),
+        (not cfg.protocol.phases, f"protocol={cfg.protocol.name} has no phases",
+         "give it phases, as protocol=controlled has"),
     ]  # fmt: skip
     for wrong, message, remedy in problems:
         if wrong:
             raise D3Error(message, remedy)
+    for phase in cfg.protocol.phases:
+        if phase.expect not in {"cold", "warm"}:
+            raise D3Error(
+                f"phase {phase.name} of protocol={cfg.protocol.name} expects {phase.expect}", "say cold or warm"
+            )
     ids = [p.id for p in cfg.prompts.items]
     if len(set(ids)) < len(ids):
         raise D3Error(f"prompts={cfg.prompts.name} has two prompts of the same id", "give each prompt its own id")
     for prompt in cfg.prompts.items:
+        if not re.fullmatch(r"[\w.-]+", prompt.id, re.ASCII):  # it names parameters, metrics and columns
+            raise D3Error(f"prompt id {prompt.id!r} is not a name", "use letters, digits, dots, dashes and underscores")
         if not (prompt.text or any(m.content for m in prompt.messages)):
             raise D3Error(f"prompt {prompt.id} is empty", "give it a text or messages")

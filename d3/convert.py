@@ -4,7 +4,7 @@ import importlib.util
 import os
 import sys
 
-sys.path[:] = [p for p in sys.path if os.path.realpath(p or ".") != os.path.dirname(os.path.realpath(__file__))]  # noqa: PTH
+sys.path[:] = [p for p in sys.path if os.path.realpath(p or ".") != os.path.dirname(os.path.realpath(__file__))]
 
 from pathlib import Path
 

@@ -1,30 +1,25 @@
-"""D3's CPU mode: batch-invariant vLLM on the CPU, as a plugin of vLLM's group `vllm.general_plugins`.
+"""D3's CPU mode: batch-invariant vLLM on the CPU, a plugin of vLLM's group `vllm.general_plugins`.
 
-With D3_CPU_INVARIANT=1 each row of a batch is computed the same way whatever else is in the batch. What moves otherwise
-(csrc/cpu/cpu_attn_impl.hpp of vLLM; docs/cpu_invariance.md has the measurements), and what holds it still:
-
-* attention splits the keys of a one-token query over the threads: splitting is switched off;
-* attention sizes its key tile by the query tile, hence by query length and threads: queries are handed over in pieces
-  of one kernel step, cut at absolute multiples of it;
-* oneDNN has another kernel for a matrix of one row: one row runs as two;
-* small weights take a kernel that chooses by rows (AMX machines only): they take oneDNN, which is probed when it loads.
-
-It refuses, with one line, what it was not tested with. At module level it needs the standard library only.
+With D3_CPU_INVARIANT=1 a token is computed the same way whatever else is in its batch. What moves without it, and what
+holds it still (csrc/cpu/cpu_attn_impl.hpp and dnnl_helper.cpp of vLLM; measured in docs/cpu_invariance.md):
+* attention splits the keys of one-token queries over the threads: that is switched off;
+* its key tile depends on its query tile, hence on query length and threads: queries go in as pieces of one kernel step;
+* matrix kernels are chosen by the number of rows: rows are added up to a multiple of 8, which is probed at load time.
 """
 
 import os
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from inspect import signature
-from typing import Any, NamedTuple
+from typing import Any
 
 MODE = "D3's CPU mode"
-SWITCH = "D3_CPU_INVARIANT"
 TESTED_VLLM = ("0.32.0",)
-TESTED_ISA = ("vec",)
-KERNEL_ROWS = {"vec": 8, "vec16": 16, "amx": 32}  # MaxQHeadNumPerIteration in csrc/cpu/cpu_attn_<isa>.hpp
-PROBE_ROWS = (2, 3, 8, 17, 33, 64, 128)
+TESTED_ISA = "vec"
+ROWS = 8  # MaxQHeadNumPerIteration in csrc/cpu/cpu_attn_vec.hpp; and row counts that oneDNN treats alike
+_seen: dict[str, Any] = {"builds": 0}
+_probes: dict[tuple[int, int, str], list[int]] = {}
 
 
 class CpuInvariantError(RuntimeError):
@@ -36,139 +31,92 @@ class CpuInvariantError(RuntimeError):
 
 @dataclass(frozen=True)
 class ModeStatus:
-    """What the mode did in this process: with builds above 0 it was in force, not only installed."""
+    """What the mode did in this process: with `builds` (batches cut) above 0 it was in force, not only installed."""
 
-    mode: str
-    asked: bool
-    installed: bool
-    vllm: str
-    isa: str
-    isa_tested: bool
-    tile: int
-    builds: int
-    linears: int
-
-
-class Piece(NamedTuple):
-    """A run of query tokens handed to the kernel as a request of its own."""
-
-    request: int
-    query_end: int
-    kv_len: int
-
-
-_seen: dict[str, Any] = {"installed": False, "vllm": "", "isa": "", "tile": 0, "builds": 0, "linears": 0}
-_unstable: list[str] = []
-_probed: set[tuple[int, int, str]] = set()
+    installed: bool = False
+    vllm: str = ""
+    isa: str = ""
+    tile: int = 0
+    builds: int = 0
 
 
 def status() -> ModeStatus:
-    """The state of the mode in this process; call it where the engine runs, after it has answered."""
-    return ModeStatus(MODE, asked(), isa_tested=_seen["isa"] in TESTED_ISA, **_seen)
-
-
-def asked() -> bool:
-    """Whether the environment asks for the mode. Anything but 0 and 1 is an error, not a guess."""
-    value = os.environ.get(SWITCH, "0")
-    if value not in {"", "0", "1"}:
-        raise CpuInvariantError(f"{SWITCH}={value} is neither 0 nor 1")
-    return value == "1"
+    """The state of the mode in this process; ask where the engine itself runs, after it has answered."""
+    return ModeStatus(**_seen)
 
 
 def tile_tokens(isa: str, heads: int, kv_heads: int) -> int:
-    """Query tokens in one step of the kernel: more, and its key tile depends on how full the query tile is."""
+    """Query tokens in one kernel step; with more, the key tile would depend on how full the query tile is."""
     group = heads // kv_heads
-    if isa not in KERNEL_ROWS:
-        return max(1, 8 // group)
-    rows = KERNEL_ROWS[isa]
-    return rows // group if rows % group == 0 else rows
+    return 1 if isa != TESTED_ISA else ROWS // group if ROWS % group == 0 else ROWS  # 1: a step of every kernel
 
 
-def cut(starts: Sequence[int], kv_lens: Sequence[int], tile: int) -> list[Piece]:
-    """Cut each request's query where its tokens' absolute positions are multiples of `tile`."""
-    pieces: list[Piece] = []
+def cut(starts: Sequence[int], kv_lens: Sequence[int], tile: int) -> Iterator[tuple[int, int, int]]:
+    """Cut the requests' queries at absolute multiples of `tile`, into pieces (request, end in the batch, keys)."""
     for request, kv_len in enumerate(kv_lens):
         begin, end = starts[request], starts[request + 1]
-        shift = kv_len - end  # position of a token in its request = index in the batch + shift
+        shift = kv_len - end  # a token's place in its request is its place in the batch, shifted
         while begin < end:
-            stop = min(end, ((begin + shift) // tile + 1) * tile - shift)
-            pieces.append(Piece(request, stop, stop + shift))
-            begin = stop
-    return pieces
+            begin = min(end, ((begin + shift) // tile + 1) * tile - shift)
+            yield request, begin, begin + shift
 
 
 def register() -> None:
-    """vLLM calls this in each of its processes, by way of the entry point `d3_cpu_invariant`."""
-    if not asked() or _seen["installed"]:
+    """Install the mode if it is asked for; vLLM calls this in each of its processes, through the entry point."""
+    if os.environ.get("D3_CPU_INVARIANT") != "1" or "installed" in _seen:
         return
     import vllm
     from vllm.platforms import current_platform
 
     if not current_platform.is_cpu():
         return
-    version = str(vllm.__version__)
-    if version.split("+")[0] not in TESTED_VLLM:
-        raise CpuInvariantError(f"tested with vLLM {', '.join(TESTED_VLLM)}, not with {version}")
-    if current_platform.is_zen_cpu():
-        raise CpuInvariantError("not tested with zentorch's kernels; uninstall zentorch")
+    if vllm.__version__.split("+")[0] not in TESTED_VLLM or current_platform.is_zen_cpu():
+        raise CpuInvariantError(f"needs vLLM {TESTED_VLLM[-1]} without zentorch; this is vLLM {vllm.__version__}")
     os.environ["VLLM_CPU_ATTN_SPLIT_KV"] = "0"
     _wrap_linears()
     _wrap_attention()
-    _seen.update(installed=True, vllm=version)
+    _seen.update(installed=True, vllm=str(vllm.__version__))
 
 
-def _expect(function: Callable[..., Any], *names: str) -> None:
-    found = tuple(signature(function).parameters)
-    if found != names:
-        raise CpuInvariantError(f"{function.__qualname__} takes {found}, not {names}: another vLLM than was tested")
+def _expect(thing: Any, tested: str, first: int | None = None) -> None:
+    if (found := " ".join([*signature(thing).parameters][:first])) != tested:
+        raise CpuInvariantError(f"{thing.__qualname__} takes ({found}), not ({tested}) as when it was tested")
 
 
 def _wrap_attention() -> None:
-    import torch
     from vllm import envs
-    from vllm.v1.attention.backend import CommonAttentionMetadata
+    from vllm.v1.attention.backend import CommonAttentionMetadata as Metadata
     from vllm.v1.attention.backends.cpu_attn import CPUAttentionMetadataBuilder as Builder
 
     original = Builder.build
-    _expect(original, "self", "common_prefix_len", "common_attn_metadata", "fast_build")
-    used = {"query_start_loc", "query_start_loc_cpu", "seq_lens", "num_reqs", "max_query_len", "block_table_tensor"}
-    if missing := used - {field.name for field in fields(CommonAttentionMetadata)}:
-        raise CpuInvariantError(f"CommonAttentionMetadata lacks {sorted(missing)}: another vLLM than was tested")
+    _expect(original, "self common_prefix_len common_attn_metadata fast_build")
+    _expect(Metadata, "query_start_loc query_start_loc_cpu seq_lens num_reqs", 4)
 
     def build(self: Any, common_prefix_len: int, common_attn_metadata: Any, fast_build: bool = False) -> Any:
         meta = common_attn_metadata
-        if not _seen["builds"]:
-            _admit(self, envs.VLLM_CPU_ATTN_SPLIT_KV)
-        if meta.causal is not True or self.is_cross_attention or self.is_encoder_only_attention:
-            raise CpuInvariantError("only causal decoder attention was tested")
-        tile = tile_tokens(self.isa, self.num_heads, self.num_kv_heads)
-        starts = meta.query_start_loc[: meta.num_reqs + 1].tolist()
-        pieces = cut(starts, meta.seq_lens[: meta.num_reqs].tolist(), tile)
-        ends = torch.tensor([0, *(p.query_end for p in pieces)], dtype=meta.query_start_loc.dtype)
-        meta = meta.replace(
-            num_reqs=len(pieces),
-            query_start_loc=ends,
-            query_start_loc_cpu=ends,
-            seq_lens=torch.tensor([p.kv_len for p in pieces], dtype=meta.seq_lens.dtype),
-            max_query_len=min(meta.max_query_len, tile),
-            block_table_tensor=meta.block_table_tensor[[p.request for p in pieces]],
-        )
-        _seen.update(isa=self.isa, tile=tile, builds=_seen["builds"] + 1)
+        tile = _admit(self, meta, envs.VLLM_CPU_ATTN_SPLIT_KV)
+        starts, lens = meta.query_start_loc[: meta.num_reqs + 1], meta.seq_lens[: meta.num_reqs]
+        owners, ends, keys = zip(*cut(starts.tolist(), lens.tolist(), tile), strict=True)
+        bounds, lens, table = starts.new_tensor([0, *ends]), lens.new_tensor(keys), meta.block_table_tensor[[*owners]]
+        meta = meta.replace(num_reqs=len(ends), query_start_loc=bounds, seq_lens=lens, block_table_tensor=table)
         return original(self, common_prefix_len, meta, fast_build)
 
     Builder.build = build
 
 
-def _admit(builder: Any, split_kv: bool) -> None:
-    """Before the first batch: refuse what the mode cannot hold still, and leave a line in the engine's log."""
+def _admit(builder: Any, meta: Any, split_kv: bool) -> int:
+    """Refuse a batch that the mode cannot hold still, and note it in the engine's log and the status; its tile size."""
+    if meta.causal is not True or builder.is_cross_attention or builder.vllm_config.model_config.quantization:
+        raise CpuInvariantError("only causal decoder attention and plain weights were tested")
     if split_kv:
-        raise CpuInvariantError("VLLM_CPU_ATTN_SPLIT_KV was read before this plugin could switch it off")
-    if builder.vllm_config.model_config.quantization:
-        raise CpuInvariantError("quantised weights were not tested")
-    if _unstable:
-        raise CpuInvariantError(f"this CPU's matrix kernels depend on the batch: {'; '.join(_unstable)}")
-    note = "" if builder.isa in TESTED_ISA else f" (not tested; {', '.join(TESTED_ISA)} was)"
-    print(f"d3 cpu_invariant: in force, vLLM {_seen['vllm']}, attention {builder.isa}{note}", file=sys.stderr)
+        raise CpuInvariantError("VLLM_CPU_ATTN_SPLIT_KV was read before it could be switched off")
+    if uneven := {shape: rows for shape, rows in _probes.items() if rows}:
+        raise CpuInvariantError(f"on this CPU a matrix row depends on the number of rows: {uneven}")
+    if not _seen["builds"]:
+        print(f"d3 cpu_invariant: in force, attention kernel {builder.isa} (tested: {TESTED_ISA})", file=sys.stderr)
+    tile = tile_tokens(builder.isa, builder.num_heads, builder.num_kv_heads)
+    _seen.update(isa=builder.isa, tile=tile, builds=_seen["builds"] + 1)
+    return tile
 
 
 def _wrap_linears() -> None:
@@ -177,29 +125,25 @@ def _wrap_linears() -> None:
     from vllm.model_executor.layers import utils
 
     create, run = ops.create_onednn_mm, ops.onednn_mm
-    _expect(create, "weight", "primitive_cache_size")
-    _expect(run, "dnnl_handler", "x", "bias")
-    _expect(utils.check_cpu_sgl_kernel, "n", "k", "dtype")
+    _expect(create, "weight primitive_cache_size")
+    _expect(run, "dnnl_handler x bias")
 
-    def two_rows(dnnl_handler: Any, x: Any, bias: Any) -> Any:
-        # Compiled code is traced once for all sizes, so there the row is always added; a branch would be frozen.
-        if not torch.compiler.is_compiling() and x.numel() != dnnl_handler.k:
-            return run(dnnl_handler, x, bias)
+    def padded(dnnl_handler: Any, x: Any, bias: Any) -> Any:
         rows = x.reshape(-1, dnnl_handler.k)
-        return run(dnnl_handler, torch.cat([rows, rows[-1:]]), bias)[:-1].reshape(*x.shape[:-1], dnnl_handler.n)
+        # Compiled code is traced once for all sizes and would freeze the branch, so there rows are always added.
+        if not torch.compiler.is_compiling() and rows.shape[0] % ROWS == 0:
+            return run(dnnl_handler, x, bias)
+        full = run(dnnl_handler, torch.nn.functional.pad(rows, (0, 0, 0, ROWS - rows.shape[0] % ROWS)), bias)
+        return full[: rows.shape[0]].reshape(*x.shape[:-1], dnnl_handler.n)
 
     def probed(weight: Any, primitive_cache_size: int = 128) -> Any:
         handler = create(weight, primitive_cache_size)
         shape = (handler.k, handler.n, str(weight.dtype))
-        _seen["linears"] += 1
-        if shape not in _probed:
-            _probed.add(shape)
-            x = torch.randn(PROBE_ROWS[-1], handler.k, generator=torch.Generator().manual_seed(0)).to(weight.dtype)
-            whole = run(handler, x, None)
-            uneven = [rows for rows in PROBE_ROWS if not torch.equal(run(handler, x[:rows], None), whole[:rows])]
-            # vLLM takes an exception here for "no oneDNN" and falls back, so the first batch raises it instead.
-            _unstable.extend([f"{shape} at {uneven} rows"] if uneven else [])
+        if shape not in _probes:  # vLLM catches what is raised here and falls back, so the first batch refuses instead
+            x = torch.randn(256, handler.k, generator=torch.Generator().manual_seed(0)).to(weight.dtype)
+            rows = {n * ROWS: run(handler, x[: n * ROWS], None) for n in (32, 21, 13, 8, 5, 3, 2, 1)}
+            _probes[shape] = [n for n in rows if not torch.equal(rows[n], rows[256][:n])]
         return handler
 
-    ops.onednn_mm, ops.create_onednn_mm = two_rows, probed
-    utils.check_cpu_sgl_kernel = lambda n, k, dtype: False
+    ops.onednn_mm, ops.create_onednn_mm = padded, probed
+    utils.check_cpu_sgl_kernel = lambda n, k, dtype: False  # AMX only; oneDNN takes these small weights instead

@@ -3,21 +3,23 @@
 import json
 import os
 import re
+import signal
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, Literal, Protocol, TypeVar
 
 from pydantic import ValidationError
 
 from d3.process import Child, ChildDied, ChildTimeout
-from d3.record import Answer, BootPlan, EngineFacts, Failure, RequestPlan
+from d3.record import Answer, BootPlan, EngineFacts, Failure, Frozen, RequestPlan
 
 PASSED_ON = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "LD_LIBRARY_PATH", "CUDA_VISIBLE_DEVICES", "XDG_CACHE_HOME")
 OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
 WORKER = Path(__file__).with_name("worker.py")
+IN_USE = re.compile(r"address already in use", re.IGNORECASE)
 LAST_WORDS = re.compile(r"((?:\w+\.)*\w*(?:Error|Exception)\b: .+|error: .+)")
 
-T = TypeVar("T")
+M = TypeVar("M", bound=Frozen)
 
 
 class EngineFailure(Exception):
@@ -69,17 +71,20 @@ class WorkerEngine:
 
     def start(self) -> EngineFacts:
         """Start vLLM in the child from the same flags that a server would get."""
-        reply = self._call({"op": "start", "args": list(self.plan.launch.args)}, self.plan.launch.boot_timeout_s, "boot")
+        reply = self._call(
+            {"op": "start", "args": list(self.plan.launch.args)}, self.plan.launch.boot_timeout_s, "boot"
+        )
         self.child.remember()
-        return parsed(EngineFacts, reply["facts"], "boot")
+        return parsed(EngineFacts, reply.get("facts"), "boot")
 
     def ask(self, request: RequestPlan) -> Answer:
         """Run one request in the child."""
-        message = request.model_dump(mode="json", include={"messages", "salt", "max_tokens", "temperature", "neighbours"})
+        message = request.model_dump(
+            mode="json", include={"messages", "salt", "max_tokens", "temperature", "neighbours"}
+        )
         reply = self._call({"op": "ask", **message}, self.plan.launch.request_timeout_s, "request")
         response = {k: reply.pop(k, None) for k in ("text", "token_ids", "logprobs", "gaps")}
-        reply.pop("op")
-        return parsed(Answer, {"response": response, **reply}, "request")
+        return parsed(Answer, {"response": response, **{k: v for k, v in reply.items() if k != "op"}}, "request")
 
     def stop(self) -> tuple[str, ...]:
         """End the child."""
@@ -88,18 +93,30 @@ class WorkerEngine:
     def _call(self, message: Mapping[str, Any], timeout_s: float, stage: Any) -> dict[str, Any]:
         try:
             self.child.send(json.dumps(message))
-            reply: dict[str, Any] = json.loads(self.child.receive(timeout_s))
+            reply = json.loads(self.child.receive(timeout_s, watch=stage == "boot"))
         except ChildDied as error:
-            line = last_words(self.child.log, str(error))
-            raise EngineFailure(Failure(stage=stage, kind="engine_error", line=line)) from error
+            raise EngineFailure(died(stage, self.child.log, error)) from error
         except ChildTimeout as error:
             raise EngineFailure(Failure(stage=stage, kind="timeout", line=str(error))) from error
         except ValueError as error:
             line = f"the engine's reply is no JSON: {error}"
             raise EngineFailure(Failure(stage=stage, kind="bad_answer", line=line)) from error
+        if not isinstance(reply, dict) or "op" not in reply:
+            line = f"the engine's reply has no op: {str(reply)[:200]}"
+            raise EngineFailure(Failure(stage=stage, kind="bad_answer", line=line))
         if reply["op"] == "error":
-            raise EngineFailure(Failure(stage=stage, kind="engine_error", line=reply["line"]))
+            raise EngineFailure(Failure(stage=stage, kind="engine_error", line=str(reply.get("line"))))
         return reply
+
+
+def died(stage: Any, log: Path, error: ChildDied) -> Failure:
+    """Why an engine ended: its own last error line; killed from outside without one, it is no fault of the engine's."""
+    line = last_words(log, "")
+    if not line and error.returncode == -signal.SIGKILL:
+        line = "the engine was killed by signal 9, as the kernel does when memory runs out; free memory and run again"
+        return Failure(stage=stage, kind="environment", line=line)
+    kind: Literal["environment", "engine_error"] = "environment" if IN_USE.search(line) else "engine_error"
+    return Failure(stage=stage, kind=kind, line=line or str(error))
 
 
 def launched(command: list[str], env: dict[str, str], log: Path, piped: bool) -> Child:
@@ -111,13 +128,13 @@ def launched(command: list[str], env: dict[str, str], log: Path, piped: bool) ->
         raise EngineFailure(Failure(stage="launch", kind="environment", line=line)) from error
 
 
-def parsed(model: type[T], value: Mapping[str, Any], stage: Any) -> T:
+def parsed(model: type[M], value: Any, stage: Any) -> M:
     """A model from what an engine sent. Raises EngineFailure that names the field."""
     try:
-        return model(**value)
+        return model.model_validate(value)
     except ValidationError as error:
         first = error.errors()[0]
-        line = f"the engine's {'.'.join(str(x) for x in first['loc'])}: {first['msg']}"
+        line = f"the engine's {'.'.join(str(x) for x in first['loc']) or 'reply'}: {first['msg']}"
         raise EngineFailure(Failure(stage=stage, kind="bad_answer", line=line)) from error
 
 

@@ -2,22 +2,23 @@
 
 import argparse
 import hashlib
+import json
 import os
 import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
-from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 from omegaconf import OmegaConf
 
 from d3.errors import D3Error
+from d3.model import model_digest
 from d3.store import cache_dir, read_json, root, write_atomic
 
 READY = "d3-ready.json"
 NEEDED_GB = 5.0
-MODEL_FILES = (".safetensors", ".json", ".jinja", ".txt", ".model")
 
 
 def lock_file(lock: str) -> Path:
@@ -27,7 +28,13 @@ def lock_file(lock: str) -> Path:
 
 def lock_digest(lock: str | None) -> str:
     """SHA-256 of a lock file; empty for an engine that D3 does not install."""
-    return hashlib.sha256(lock_file(lock).read_bytes()).hexdigest() if lock else ""
+    if not lock:
+        return ""
+    try:
+        return hashlib.sha256(lock_file(lock).read_bytes()).hexdigest()
+    except OSError as error:
+        raise D3Error(f"engine.lock={lock}: there is no {lock_file(lock)}",
+                      "name a lock under locks/, or engine.lock=null with engine.python") from error  # fmt: skip
 
 
 def engine_dir(lock: str) -> Path:
@@ -51,15 +58,17 @@ def engine_python(name: str, lock: str | None, python: str | None) -> str:
 
 def install(name: str) -> Path:
     """Build the environment and the model of an engine if they are not there yet; returns the environment's folder."""
-    config = OmegaConf.load(_engine_file(name))
-    lock = config.get("lock") or OmegaConf.load(_engine_file(config.defaults[0])).lock if "defaults" in config else config.lock
+    lock = _lock_of(name)
+    if lock is None:
+        raise D3Error(f"engine {name} has no lock, so its environment is yours to make",
+                      "on a GPU machine: pip install 'd3[cuda]', then say engine.python=/path/to/its/python")  # fmt: skip
     folder = engine_dir(lock)
     if not (folder / READY).exists():
         _room_for(folder)
         print(f"installing {name} into {folder} (about 3 GB, minutes)", flush=True)
         shutil.rmtree(folder, ignore_errors=True)
         _build(folder, lock)
-        write_atomic(folder / READY, '{"lock": "%s"}\n' % lock_digest(lock))
+        write_atomic(folder / READY, json.dumps({"lock": lock_digest(lock)}) + "\n")
     _install_plugin(folder)
     return folder
 
@@ -78,26 +87,6 @@ def model_dir(name: str, package: str | None, path: str | None) -> str:
     return str(folder)
 
 
-def model_digest(folder: str) -> str:
-    """SHA-256 over a checkpoint's files (name and SHA-256 of each, sorted); a file model's own SHA-256."""
-    path = Path(folder)
-    files = [path] if path.is_file() else sorted(p for p in path.iterdir() if p.suffix in MODEL_FILES and p.name != READY)
-    if not files:
-        raise D3Error(f"{folder} holds no model files", "name a folder with a checkpoint")
-    stamps = tuple((str(p), p.stat().st_size, p.stat().st_mtime_ns) for p in files)
-    return _digest_of(stamps)
-
-
-@lru_cache(maxsize=8)
-def _digest_of(stamps: tuple[tuple[str, int, int], ...]) -> str:
-    """Read files again only when their size or time changed, so that each boot can ask whether the model is the same."""
-    lines = []
-    for name, _, _ in stamps:
-        with Path(name).open("rb") as file:
-            lines.append(f"{Path(name).name} {hashlib.file_digest(file, 'sha256').hexdigest()}\n")
-    return hashlib.sha256("".join(lines).encode()).hexdigest()
-
-
 def convert_model(python: Path, name: str, package: str, file: str, digest: str | None) -> Path:
     """Turn a packaged GGUF file into a bf16 checkpoint, once; checked against `digest` where one is registered."""
     folder = cache_dir() / "models" / name
@@ -106,13 +95,21 @@ def convert_model(python: Path, name: str, package: str, file: str, digest: str 
         shutil.rmtree(folder, ignore_errors=True)
         script = Path(__file__).with_name("convert.py")
         _run([str(python), str(script), package, file, str(folder)], "the model could not be converted")
-        write_atomic(folder / READY, '{"digest": "%s"}\n' % model_digest(str(folder)))
+        write_atomic(folder / READY, json.dumps({"digest": model_digest(str(folder))}) + "\n")
     found = model_digest(str(folder))
     ready = read_json(folder / READY)
     if found != (digest or (ready["digest"] if isinstance(ready, dict) else "")):
         raise D3Error(f"the model in {folder} has digest {found[:12]}, not the registered one",
                       f"remove the folder and run: python -m d3.engine install vllm_cpu")  # noqa: F541  # fmt: skip
     return folder
+
+
+def _lock_of(name: str) -> str | None:
+    """The lock that an engine's YAML names, itself or through the engine it builds on."""
+    config: Any = OmegaConf.to_container(OmegaConf.load(_engine_file(name)))
+    if config.get("lock"):
+        return str(config["lock"])
+    return next((lock for base in config.get("defaults", []) if (lock := _lock_of(base))), None)
 
 
 def _engine_file(name: str) -> Path:

@@ -1,18 +1,21 @@
 """One Hydra job is one boot: find what is recorded already, run the boot if it is not, write it, log it."""
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from omegaconf import DictConfig
 
 from d3 import boot as booting
 from d3.console import Console
 from d3.errors import D3Error
-from d3.install import engine_python, model_digest, model_dir
+from d3.flag import twin
+from d3.host import MODEL, PYTHON
+from d3.install import engine_python, model_dir
+from d3.model import model_digest
 from d3.plan import Locations, boot_plan
 from d3.record import Boot, BootPlan, BootRecord, Frozen, canonical_json
 from d3.registration import Registration, Slot, cell_name, stratum_name
-from d3.store import LOG, boot_dir, find_registration, recorded, save_boot, write_atomic
+from d3.store import LOG, boot_dir, find_registration, load_boot, recorded, save_boot, write_atomic
 from d3.study import axes_of
 from d3.tracking import Tracking
 
@@ -45,7 +48,7 @@ def tally(registration: Registration) -> Tally:
         mine = _of_slot(attempts, slot)
         if any(r.status == "valid" for r in mine):
             valid += 1
-        elif any(_flag_refused(r) or r.status == "skipped" for r in mine):
+        elif _ended(mine) and _refusal(registration, attempts, slot):
             unavailable += 1
         elif mine:
             reasons.append(f"{mine[-1].boot_id.partition('/')[2]}: {mine[-1].status}, {mine[-1].reason}")
@@ -63,17 +66,22 @@ def run(cfg: DictConfig) -> str:
     attempts = [record for _, record in recorded(registration.id())]
     mine = _of_slot(attempts, slot)
     console = Console(registration, attempts, slot)
+    if cfg.plan_only:
+        return _planned(boot_plan(registration, slot, len(mine) + 1, Locations(python=PYTHON, model=MODEL)))
     tracking = Tracking()
     study = tracking.open_study(registration)
+    for earlier in mine:  # a store that was down or is new gets what it lacks
+        tracking.log_boot(study, load_boot(boot_dir(earlier)), boot_dir(earlier) / LOG)
     if any(r.status == "valid" for r in mine):
         console.say("already recorded")
         return "valid"
-    if len(mine) >= registration.max_attempts:
-        console.say(f"not tried again: {len(mine)} attempts, the last {mine[-1].status}: {mine[-1].reason}")
+    refused = _refusal(registration, attempts, slot)
+    tried = [r for r in mine if r.status in {"failed", "void"}]
+    if mine and (len(tried) >= registration.max_attempts or (refused and _ended(mine))):
+        console.say(f"not tried again: attempt {mine[-1].attempt} was {mine[-1].status}: {mine[-1].reason}")
         return mine[-1].status
-    plan = boot_plan(registration, slot, len(mine) + 1, _locations(cfg))
+    plan = boot_plan(registration, slot, 1 + max((r.attempt for r in mine), default=0), _locations(cfg))
     began = time.monotonic()
-    refused = next((r for r in attempts if (r.stratum, r.cell) == (slot.stratum, slot.cell) and _flag_refused(r)), None)
     boot = booting.skipped(plan, f"the flag is unavailable: {refused.reason}") if refused else _boot(plan, cfg, console)
     save_boot(boot, boot_dir(plan))
     tracking.log_boot(study, boot, boot_dir(plan) / LOG)
@@ -81,6 +89,12 @@ def run(cfg: DictConfig) -> str:
     if boot.record.status == "stopped":
         raise KeyboardInterrupt
     return boot.record.status
+
+
+def _planned(plan: BootPlan) -> str:
+    """Leave the plan for another host, its paths open (d3.host fills them in)."""
+    write_atomic(boot_dir(plan) / "plan.json", canonical_json(plan) + "\n")
+    return "planned"
 
 
 def _boot(plan: BootPlan, cfg: DictConfig, console: Console) -> Boot:
@@ -111,7 +125,27 @@ def _of_slot(records: Iterable[BootRecord], slot: Slot) -> list[BootRecord]:
     return [r for r in records if (r.boot, r.stratum, r.cell) == (slot.boot, slot.stratum, slot.cell)]
 
 
-def _flag_refused(record: BootRecord) -> bool:
-    """The engine itself failed with the flag on: one attempt per cell says so, six would say no more."""
-    failure = record.failure
-    return record.factors["invariant"] != "0" and failure is not None and failure.kind == "engine_error"
+def _refusal(registration: Registration, attempts: Sequence[BootRecord], slot: Slot) -> BootRecord | None:
+    """The boot that showed that the engine cannot run this cell's flag: one attempt says so, six would say no more.
+
+    It must be the flag: the engine failed by itself and never ran here, while the same cell without the flag runs and
+    never failed like that.
+    """
+    spec = registration.cell(slot.stratum, slot.cell)
+    other = twin(spec, registration.cells)
+    if spec.factors["invariant"] == "0" or other is None:
+        return None
+    own = [r for r in attempts if (r.stratum, r.cell) == (spec.stratum, spec.cell)]
+    its = [r for r in attempts if (r.stratum, r.cell) == (other.stratum, other.cell)]
+    if any(r.status == "valid" for r in own) or not any(r.status == "valid" for r in its) or any(map(_own_fault, its)):
+        return None
+    return next(filter(_own_fault, own), None)
+
+
+def _own_fault(record: BootRecord) -> bool:
+    return record.failure is not None and record.failure.kind == "engine_error"
+
+
+def _ended(records: Sequence[BootRecord]) -> bool:
+    """Whether a boot was tried to its end, or skipped; one that was stopped was not."""
+    return any(r.status != "stopped" for r in records)

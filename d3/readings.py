@@ -42,12 +42,18 @@ def _evaluate(spec: ReadingSpec, states: Mapping[str, str]) -> Evaluated:
     misses = []
     for clause in spec.any_of:
         # Sorted: a registration that was read from a file has its keys in another order, and must read the same.
-        state = {where: states.get(where, "absent") for where in sorted(clause, reverse=True)}
+        state = {where: states.get(where, "absent") for where in sorted(clause, key=_place)}
         wrong = [f"{w} is {is_}, needed {' or '.join(clause[w])}" for w, is_ in state.items() if is_ not in clause[w]]
         if not wrong:
             return _result(spec, True, ", ".join(f"{where} is {is_}" for where, is_ in state.items()))
         misses.append(" and ".join(wrong))
     return _result(spec, False, "; ".join(misses))
+
+
+def _place(where: str) -> tuple[str, bool]:
+    """on/0, off/0, on/1, off/1, flag."""
+    apc, _, invariant = where.partition("/")
+    return invariant or "flag", apc != "on"
 
 
 def _result(spec: ReadingSpec, held: bool, why: str) -> Evaluated:

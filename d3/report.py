@@ -13,6 +13,7 @@ from d3.table import CellResult, Counts, Pair
 from d3.verdicts import WHAT
 
 FLAG = "batch-invariant"
+WIDE = 4
 
 
 def markdown(certificate: Certificate, file: str = "FILE") -> str:
@@ -25,8 +26,10 @@ def _lines(c: Certificate, file: str) -> Iterator[str]:
     yield ""
     yield f"**{escape(c.answer)}**"
     yield ""
-    yield f"Registration `{c.registration_id[:12]}` logged {c.context.registered_at}, first boot {c.first_boot_at or 'none'}."
-    yield f"{c.totals.counted} of {c.totals.boots} boots counted, {c.totals.requests} requests, {c.totals.total_s:.0f} s."
+    logged = f"Registration `{c.registration_id[:12]}` logged {c.context.registered_at}"
+    yield f"{logged}, first boot {c.first_boot_at or 'none'}."
+    t = c.totals
+    yield f"{t.counted} of {t.boots} boots counted, {t.requests} requests, {t.total_s:.0f} s."
     for stratum in c.strata:
         yield from _stratum(c, stratum)
     yield from _section("Controls", [f"{k.kind} {k.stratum}: {_held(k.held)}; {k.words}" for k in c.controls])
@@ -34,9 +37,10 @@ def _lines(c: Certificate, file: str) -> Iterator[str]:
     lost = [f"{b.stratum} {b.cell} boot {b.boot} attempt {b.attempt}: {b.why_not}" for b in c.boots if not b.counted]
     yield from _section("Boots that do not count", lost)
     yield from _section("Varied", c.varied)
-    yield from _section("Held", c.held)
+    # The engine's whole configuration is in the certificate; its command line is shown below.
+    yield from _section("Held", [x for x in c.held if not x.startswith("engine.")])
     yield from _section("Neither varied nor held", c.neither)
-    yield from _section("How cold the boots were", [f"{n} boots {k}: {COLD.get(k, k)}" for k, n in c.coldness.items()])
+    yield from _section("How cold the boots were", [f"{k}, {COLD.get(k, k)}: {n}" for k, n in c.coldness.items()])
     yield from _section("Engine and machine", [f"{k}: {v}" for k, v in c.environment.common.items()])
     yield from _section("Does not prove", c.limits)
     searched = f"Prior art (searched {c.registration.prior_art_searched})"
@@ -73,7 +77,7 @@ def _stratum(c: Certificate, stratum: Stratum) -> Iterator[str]:
         if c.answer != verdict.answer:
             yield from (escape(verdict.answer), "")
         yield from _table(stratum, endpoint)
-        yield from _bullets(verdict.notes)
+        yield from _bullets([*_over_boots(stratum, endpoint), *verdict.notes])
         readings = [f"{'**' + r.name + '**' if r.held else r.name}: {r.why}" for r in verdict.readings]
         yield from _bullets(readings, "Readings, in the registered order; the first in bold decides")
         compared = [k for k in stratum.contrasts if k.endpoint == endpoint and (k.prompt is None or k.k_a + k.k_b > 0)]
@@ -95,7 +99,10 @@ def _table(stratum: Stratum, endpoint: Endpoint) -> Iterator[str]:
 
 
 def table(stratum: Stratum, endpoint: Endpoint) -> tuple[list[str], list[list[str]]]:
-    """The seed's own table as text: a header, and one row per cell with one column per prompt."""
+    """The seed's own table as text: a header, and one row per cell with one column per prompt.
+
+    With more prompts than a screen is wide, the rows are the prompts and the columns the cells.
+    """
     prompts = [p.prompt for p in stratum.cells[0].prompts]
     lengths = {p.prompt: p.prompt_tokens for cell in stratum.cells for p in cell.prompts if p.prompt_tokens}
     header = ["cell", *(f"{p} ({lengths.get(p, '?')} tokens)" for p in prompts)]
@@ -103,7 +110,10 @@ def table(stratum: Stratum, endpoint: Endpoint) -> tuple[list[str], list[list[st
     for cell in stratum.cells:
         counts = [next(k for k in p.counts if k.endpoint == endpoint) for p in cell.prompts]
         rows.append([_cell_name(cell), *(_count(k) for k in counts)])
-    return header, rows
+    if len(prompts) <= WIDE:
+        return header, rows
+    turned = [list(column) for column in zip(header, *rows, strict=True)]
+    return ["prompt", *turned[0][1:]], turned[1:]
 
 
 def _cell_name(cell: CellResult) -> str:
@@ -115,6 +125,17 @@ def _count(counts: Counts) -> str:
         return "void" if counts.void else "no boot"
     scattered = f", {counts.scattered} scattered" if counts.scattered else ""
     return f"{counts.k} / {counts.n} [{counts.interval.low:.0%}, {counts.interval.high:.0%}]{scattered}"
+
+
+def _over_boots(stratum: Stratum, endpoint: Endpoint) -> Iterator[str]:
+    """Where the first request differs: the same two responses on every boot? Is the cold one the uncached one?"""
+    for cell in stratum.cells:
+        for prompt in cell.prompts:
+            k = next(x for x in prompt.counts if x.endpoint == endpoint)
+            if k.k:
+                equal = {True: "is", False: "is not", None: "cannot be compared with"}[k.cold_equals_off]
+                several = f"{k.distinct_cold} distinct cold and {k.distinct_warm} distinct warm over {k.n} boots"
+                yield f"{cell.key} {prompt.prompt}: {several}; the cold response {equal} the one without a cache"
 
 
 def _same(stratum: Stratum, one: Endpoint, other: Endpoint) -> bool:

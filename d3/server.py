@@ -12,10 +12,12 @@ from typing import Any
 import httpx
 from pydantic import ValidationError
 
-from d3.engine import EngineFailure, environment, last_words, launched
+from d3.engine import EngineFailure, died, environment, last_words, launched
+from d3.process import LOOK_S, ChildDied
 from d3.record import Answer, BootPlan, EngineFacts, Failure, Message, RequestPlan, Response, hash_tokens, sha256
 
 HOST = "127.0.0.1"
+ENDING_S = 2.0
 
 
 class ServerEngine:
@@ -26,24 +28,26 @@ class ServerEngine:
         self.port = free_port()
         fill = {"{host}": HOST, "{port}": str(self.port)}
         server = [fill.get(word, word) for word in plan.launch.server]
-        self.child = launched([plan.launch.python, *server, *plan.launch.args], environment(plan), log, piped=False)
         # trust_env off: a proxy from the environment must not stand between us and loopback
         self.http = httpx.Client(
             base_url=f"http://{HOST}:{self.port}", timeout=plan.launch.request_timeout_s, trust_env=False
         )
+        self.child = launched([plan.launch.python, *server, *plan.launch.args], environment(plan), log, piped=False)
 
     def start(self) -> EngineFacts:
         """Wait for the health page, then read version and metrics."""
         deadline = time.monotonic() + self.plan.launch.boot_timeout_s
         while not self._healthy():
             if not self.child.alive():
-                line = last_words(self.child.log, "the server ended before it was ready")
-                raise EngineFailure(Failure(stage="boot", kind="engine_error", line=line))
+                raise EngineFailure(died("boot", self.child.log, ChildDied(self.child.returncode())))
             if time.monotonic() > deadline:
                 line = f"not healthy within {self.plan.launch.boot_timeout_s:.0f} s"
                 raise EngineFailure(Failure(stage="boot", kind="timeout", line=line))
-            time.sleep(0.25)
-        self.child.remember()
+            self.child.remember(LOOK_S)
+            time.sleep(0.1)
+        if not self.child.listens(self.port):
+            line = f"another process answers on port {self.port}; run again, D3 will take another port"
+            raise EngineFailure(Failure(stage="boot", kind="environment", line=line))
         return self._facts()
 
     def ask(self, request: RequestPlan) -> Answer:
@@ -69,7 +73,9 @@ class ServerEngine:
         except httpx.HTTPError:
             return False
 
-    def _body(self, messages: tuple[Message, ...] | list[Message], salt: str | None, request: RequestPlan) -> dict[str, Any]:
+    def _body(
+        self, messages: tuple[Message, ...] | list[Message], salt: str | None, request: RequestPlan
+    ) -> dict[str, Any]:
         salted = {self.plan.launch.salt_field: salt} if salt and self.plan.launch.salt_field else {}
         return {
             "model": "model",
@@ -89,11 +95,15 @@ class ServerEngine:
             line = f"no answer within {self.plan.launch.request_timeout_s:.0f} s"
             raise EngineFailure(Failure(stage="request", kind="timeout", line=line)) from error
         except httpx.HTTPError as error:
-            line = last_words(self.child.log, f"{type(error).__name__}: {error}")
-            raise EngineFailure(Failure(stage="request", kind="engine_error", line=line)) from error
+            if self.child.ended_within(ENDING_S):
+                raise EngineFailure(died("request", self.child.log, ChildDied(self.child.returncode()))) from error
+            line = f"the answer broke off: {type(error).__name__}: {error}"
+            raise EngineFailure(Failure(stage="request", kind="bad_answer", line=line)) from error
         if reply.status_code != httpx.codes.OK:
-            line = last_words(self.child.log, f"HTTP {reply.status_code}: {reply.text[:200]}")
-            raise EngineFailure(Failure(stage="request", kind="engine_error", line=line))
+            busy = reply.status_code in {httpx.codes.TOO_MANY_REQUESTS, httpx.codes.SERVICE_UNAVAILABLE}
+            said = " ".join(f"HTTP {reply.status_code}: {reply.text[:200]}".split())
+            line = said if busy else last_words(self.child.log, said)
+            raise EngineFailure(Failure(stage="request", kind="environment" if busy else "engine_error", line=line))
         try:
             parsed: dict[str, Any] = reply.json()
             return parsed
@@ -121,7 +131,7 @@ class ServerEngine:
                 finish_reason=choice.get("finish_reason") or "",
                 running=together,
             )
-        except (KeyError, IndexError, TypeError, ValidationError) as error:
+        except (KeyError, IndexError, TypeError, AttributeError, ValidationError) as error:
             line = f"the answer lacks what was asked: {type(error).__name__}: {error}".splitlines()[0]
             raise EngineFailure(Failure(stage="request", kind="bad_answer", line=line)) from error
 
@@ -172,5 +182,7 @@ def _version(page: str) -> str | None:
 
 def _backend_in_log(log: Path) -> str | None:
     """The attention backend as vLLM's log names it; a server has no page for it."""
-    found = re.findall(r"Using (?:AttentionBackendEnum\.)?(\w+) (?:attention )?backend", log.read_text(errors="replace"))
+    found = re.findall(
+        r"Using (?:AttentionBackendEnum\.)?(\w+) (?:attention )?backend", log.read_text(errors="replace")
+    )
     return found[-1] if found else None

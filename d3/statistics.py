@@ -3,6 +3,8 @@
 Every number is rounded to six significant digits, so that another SciPy on another machine recomputes the same one.
 """
 
+from functools import cache
+
 import numpy as np
 from scipy import stats
 
@@ -22,6 +24,7 @@ def rounded(x: float) -> float:
     return float(f"{x:.6g}")
 
 
+@cache
 def clopper_pearson(k: int, n: int, confidence: float) -> Interval:
     """The exact two-sided interval on k of n (Clopper and Pearson, Biometrika 26, 1934); of no boots, 0 to 1."""
     if n == 0:
@@ -35,6 +38,7 @@ def null_bound(n: int, confidence: float) -> float:
     return rounded(1.0 - (1.0 - confidence) ** (1.0 / n)) if n else 1.0
 
 
+@cache
 def compare_rates(k_a: int, n_a: int, k_b: int, n_b: int, test: str = "fisher") -> float | None:
     """The two-sided p-value that two rates are the same, by the registered test; None where a side has no boots."""
     if test != "fisher":

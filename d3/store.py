@@ -5,6 +5,7 @@ import json
 import os
 import tempfile
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TypeVar
 
@@ -15,6 +16,7 @@ from d3.record import Boot, BootRecord, Frozen, Response, canonical_json
 from d3.registration import Registration, short
 
 RECORD, RESPONSES, LOG, HASHES = "boot.json", "responses.jsonl", "engine.log", "hashes.txt"
+REGISTRATION, REGISTERED_AT = "registration.json", "registered_at"
 
 M = TypeVar("M", bound=Frozen)
 
@@ -137,7 +139,11 @@ def load_boot(folder: Path) -> Boot:
     """Read one boot's record and responses."""
     record = load(BootRecord, folder / RECORD)
     path = folder / RESPONSES
-    return Boot(record=record, responses=parse_responses(path.read_text("utf-8", "surrogatepass"), str(path)))
+    try:
+        text = path.read_text("utf-8", "surrogatepass")
+    except (OSError, UnicodeDecodeError) as error:
+        raise D3Error(f"cannot read {path}: {error}", "the file is missing or damaged") from error
+    return Boot(record=record, responses=parse_responses(text, str(path)))
 
 
 def recorded(registration_id: str) -> Iterator[tuple[Path, BootRecord]]:
@@ -146,17 +152,18 @@ def recorded(registration_id: str) -> Iterator[tuple[Path, BootRecord]]:
         yield path.parent, load(BootRecord, path)
 
 
-def save_registration(registration: Registration) -> Path:
-    """Write the registration once; an existing file of the same id is left as it is."""
-    path = study_dir(registration.id()) / "registration.json"
-    if not path.exists():
-        write_atomic(path, canonical_json(registration) + "\n")
-    return path
+def save_registration(registration: Registration) -> str:
+    """Write the registration once, and the time beside it; returns that time (ISO 8601), whenever it was."""
+    folder = study_dir(registration.id())
+    if not (folder / REGISTERED_AT).exists():
+        write_atomic(folder / REGISTRATION, canonical_json(registration) + "\n")
+        write_atomic(folder / REGISTERED_AT, datetime.now(UTC).isoformat(timespec="milliseconds") + "\n")
+    return (folder / REGISTERED_AT).read_text().strip()
 
 
 def find_registration(registration_id: str) -> Registration:
     """Read a registration by its id, or its first 12 digits, and check that its content still has that id."""
-    found = load(Registration, study_dir(registration_id) / "registration.json")
+    found = load(Registration, study_dir(registration_id) / REGISTRATION)
     if not found.id().startswith(registration_id):
         raise D3Error(f"the registration on disk has id {short(found.id())}, not {short(registration_id)}",
                       "remove its folder under runs/studies and start the study again")  # fmt: skip

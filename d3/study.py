@@ -23,8 +23,18 @@ from d3.registration import (
 )
 
 WHOLE_STUDY = ("prompts", "protocol", "readings", "study")
-NOT_SWEPT = (*WHOLE_STUDY, "boots", "seed", "registration", "tie_gap", "confidence", "test", "min_valid_boots", "max_attempts")
-NOT_REGISTERED = {*NOT_SWEPT, "boot", "allow_large", "hydra"}
+NOT_SWEPT = (
+    *WHOLE_STUDY,
+    "boots",
+    "seed",
+    "registration",
+    "tie_gap",
+    "confidence",
+    "test",
+    "min_valid_boots",
+    "max_attempts",
+)
+NOT_REGISTERED = {*NOT_SWEPT, "boot", "allow_large", "plan_only", "hydra"}
 
 
 class Pins:
@@ -89,7 +99,8 @@ def register(configs: Sequence[DictConfig], keys: Sequence[str], pins: Pins) -> 
 
 
 def _typed(cfg: DictConfig) -> Config:
-    typed: Any = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(Config), cfg))
+    plain = OmegaConf.create(OmegaConf.to_container(cfg, resolve=True))  # plain: so that no +key slips past the schema
+    typed: Any = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(Config), plain))
     if not isinstance(typed, Config):
         raise TypeError(type(typed).__name__)
     return typed
@@ -104,7 +115,8 @@ def _cell(cfg: DictConfig, factors: dict[str, str], pins: Pins) -> CellSpec:
     plain: Any = OmegaConf.to_container(cfg, resolve=True)
     settings = {k: v for k, v in plain.items() if k not in NOT_REGISTERED}
     engine, model = dict(settings["engine"]), dict(settings["model"])
-    engine.pop("python")
+    for local in ("python", "min_memory_gb"):
+        engine.pop(local)
     model.pop("path")
     engine["lock_sha256"] = pins.locks[engine["name"]]
     model["digest"] = pins.models[model["name"]]

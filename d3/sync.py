@@ -23,7 +23,9 @@ def sync() -> int:
 
 def main(argv: list[str] | None = None) -> int:
     """The command line."""
-    parser = argparse.ArgumentParser(prog="python -m d3.sync", description="Send the boots under runs/ to MLflow again.")
+    parser = argparse.ArgumentParser(
+        prog="python -m d3.sync", description="Send the boots under runs/ to MLflow again."
+    )
     parser.parse_args(argv)
     try:
         print(f"{sync()} boots are in MLflow\nnext: python -m d3.certify")

@@ -4,33 +4,49 @@ Uses the client with explicit run states: the fluent interface would mark a kill
 """
 
 import json
+import logging
 import os
+import sqlite3
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TypeVar
 
 import pandas as pd
-
-os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")
-os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "20")
-
 from mlflow import MlflowClient
 from mlflow.entities import Metric, Param, Run, RunTag
 from mlflow.exceptions import MlflowException
+from sqlalchemy.engine import make_url
+from sqlalchemy.exc import SQLAlchemyError
 
 from d3.errors import D3Error
 from d3.headline import headline
-from d3.record import Boot, BootRecord, Frozen, canonical_json, sha256
+from d3.record import Boot, BootRecord, Frozen, Status, canonical_json, sha256
 from d3.registration import Registration, short
 from d3.schema import Certificate
-from d3.store import LOG, RECORD, RESPONSES, load, parse_responses, responses_text, runs_dir, save_boot, write_atomic
+from d3.store import (
+    LOG,
+    RECORD,
+    REGISTRATION,
+    RESPONSES,
+    load,
+    parse_responses,
+    responses_text,
+    runs_dir,
+    save_boot,
+    save_registration,
+    write_atomic,
+)
 
 EXPERIMENT = "d3"
-REGISTRATION = "registration.json"
 LOG_KEPT = 200_000
+RUN_STATES: dict[Status, str] = {
+    "valid": "FINISHED", "void": "FINISHED", "skipped": "FINISHED", "failed": "FAILED", "stopped": "KILLED",
+}  # fmt: skip
+
+AGAIN = "remove that run and send the boot again: python -m d3.sync"
 
 T = TypeVar("T")
 
@@ -39,32 +55,50 @@ class Study(Frozen):
     """A study's parent run."""
 
     run_id: str
+    experiment_id: str
     registration_id: str
     registered_at: str
 
 
 def tracking_uri() -> str:
     """$MLFLOW_TRACKING_URI, else an SQLite file under `runs/`, always absolute."""
-    return os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{runs_dir() / 'mlflow.db'}"
+    path = str(runs_dir() / "mlflow.db").replace("%", "%25").replace("?", "%3F")  # it is read as a URL
+    return os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{path}"
+
+
+def _line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0][:200]
 
 
 @contextmanager
 def _reachable() -> Iterator[None]:
     try:
         yield
-    except (MlflowException, OSError) as error:
-        line = str(error).strip().splitlines()[0][:200]
-        raise D3Error(f"MLflow at {tracking_uri()} does not answer: {line}",
+    except (MlflowException, OSError, sqlite3.Error, SQLAlchemyError) as error:
+        raise D3Error(f"MLflow at {tracking_uri()} does not answer: {_line(error)}",
                       "start it, or set MLFLOW_TRACKING_URI; recorded boots are kept, send them with: "
                       "python -m d3.sync") from error  # fmt: skip
+
+
+def _open_sqlite() -> None:
+    """Open an SQLite store once ourselves: where it cannot be opened, MLflow would try again for 100 seconds."""
+    if tracking_uri().startswith("sqlite:") and (path := make_url(tracking_uri()).database):
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        with closing(sqlite3.connect(path)) as connection:
+            connection.execute("select count(*) from sqlite_master")
 
 
 class Tracking:
     """One connection to the store. Every method raises D3Error where the store does not answer."""
 
     def __init__(self) -> None:
-        runs_dir().mkdir(parents=True, exist_ok=True)
+        # MLflow reads these at every call; by its defaults a server that is down blocks one for minutes.
+        os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
+        os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "10")
+        logging.getLogger("urllib3.connectionpool").setLevel(logging.ERROR)  # the error itself says so
         with _reachable():
+            runs_dir().mkdir(parents=True, exist_ok=True)
+            _open_sqlite()
             self.client = MlflowClient(tracking_uri())
             found = self.client.get_experiment_by_name(EXPERIMENT)
             self.experiment: str = found.experiment_id if found else self._create()
@@ -84,12 +118,18 @@ class Tracking:
                 return found
             # Consumed once: a boot's own run must not take the run that `mlflow run` opened for the study.
             adopted = os.environ.pop("MLFLOW_RUN_ID", None)
-            run = self.client.get_run(adopted) if adopted else self.client.create_run(
-                self.experiment, run_name=f"{registration.study} {short(registration.id())}")  # fmt: skip
+            run = self.client.get_run(adopted) if adopted else None
+            if run is None or "d3.registration" in run.data.tags:
+                name = f"{registration.study} {short(registration.id())}"
+                run = self.client.create_run(self.experiment, run_name=name)
             run_id = run.info.run_id
-            at = datetime.now(UTC).isoformat(timespec="milliseconds")
+            at = save_registration(registration)
             params = {k: ",".join(v) for k, v in registration.axes.items()}
-            params |= {"boots": str(registration.boots), "protocol": registration.protocol.name, "seed": str(registration.seed)}
+            params |= {
+                "boots": str(registration.boots),
+                "protocol": registration.protocol.name,
+                "seed": str(registration.seed),
+            }
             tags = {"d3.kind": "study", "d3.registration": registration.id(), "d3.registered_at": at,
                     "d3.study": registration.study}  # fmt: skip
             self.client.log_batch(
@@ -98,7 +138,7 @@ class Tracking:
                 tags=[RunTag(k, v) for k, v in tags.items()],
             )
             self.client.log_text(run_id, canonical_json(registration) + "\n", REGISTRATION)
-            return Study(run_id=run_id, registration_id=registration.id(), registered_at=at)
+            return _study(self.client.get_run(run_id))
 
     def find_study(self, registration_id: str) -> Study | None:
         """The parent run of a registration, if the store has one."""
@@ -146,7 +186,7 @@ class Tracking:
                 "d3.record_sha256": digest,
             }
             name = f"{record.cell} · boot {record.boot}" + (f" · {record.stratum}" if record.stratum != "base" else "")
-            run = self.client.create_run(self.experiment, run_name=name, tags=tags)
+            run = self.client.create_run(study.experiment_id, run_name=name, tags=tags)
             run_id = str(run.info.run_id)
             now = int(datetime.now(UTC).timestamp() * 1000)
             self.client.log_batch(
@@ -155,7 +195,7 @@ class Tracking:
                 metrics=[Metric(k, v, now, 0) for k, v in _metrics(boot).items()],
             )
             self._log_artifacts(run_id, boot, log)
-            self.client.set_terminated(run_id, "FINISHED" if record.status in {"valid", "void", "skipped"} else "FAILED")
+            self.client.set_terminated(run_id, RUN_STATES[record.status])
             return run_id
 
     def _log_artifacts(self, run_id: str, boot: Boot, log: Path | None) -> None:
@@ -182,29 +222,37 @@ class Tracking:
         """The registration as it was logged before the first boot."""
         found = self._artifact(study.run_id, REGISTRATION, lambda path: load(Registration, path))
         if found.id() != study.registration_id:
-            raise D3Error(f"run {study.run_id} holds a registration of another id", "its store was changed; run the study again")
+            raise D3Error(
+                f"run {study.run_id} holds a registration of another id", "its store was changed; run the study again"
+            )
         return found
 
     def _boot(self, run_id: str, digest: str) -> Boot:
         record = self._artifact(run_id, RECORD, lambda path: load(BootRecord, path))
         if sha256(canonical_json(record)) != digest:
             raise D3Error(f"run {run_id}: {RECORD} does not have the digest that the run was logged with",
-                          "the artifact was changed; remove that run and send the boot again: python -m d3.sync")  # fmt: skip
+                          f"the artifact was changed; {AGAIN}")  # fmt: skip
         text = self._artifact(run_id, RESPONSES, lambda path: path.read_text("utf-8", "surrogatepass"))
         boot = Boot(record=record, responses=parse_responses(text, f"run {run_id} {RESPONSES}"))
         if {r.response for r in record.requests} != set(boot.responses) or responses_text(boot) != text:
-            raise D3Error(f"run {run_id}: {RESPONSES} does not hold the record's responses", "send the boot again: python -m d3.sync")
+            raise D3Error(f"run {run_id}: {RESPONSES} does not hold the record's responses", AGAIN)
         return boot
 
     def _artifact(self, run_id: str, name: str, read: Callable[[Path], T]) -> T:
-        with _reachable(), tempfile.TemporaryDirectory() as folder:
-            return read(Path(self.client.download_artifacts(run_id, name, folder)))
+        with tempfile.TemporaryDirectory() as folder:
+            try:
+                path = self.client.download_artifacts(run_id, name, folder)
+            except (MlflowException, OSError) as error:
+                raise D3Error(f"run {run_id} gives no {name}: {_line(error)}", AGAIN) from error
+            return read(Path(path))
 
     def _search(self, condition: str) -> list[Run]:
+        # All experiments: `mlflow run` opens the parent in its own, and the boots go where their parent is.
+        places = [e.experiment_id for e in self.client.search_experiments()]
         found: list[Run] = []
         token = None
         while True:
-            page = self.client.search_runs([self.experiment], condition, max_results=1000, page_token=token)
+            page = self.client.search_runs(places, condition, max_results=1000, page_token=token)
             found += page
             token = page.token
             if not token:
@@ -213,7 +261,12 @@ class Tracking:
 
 def _study(run: Run) -> Study:
     tags = run.data.tags
-    return Study(run_id=run.info.run_id, registration_id=tags["d3.registration"], registered_at=tags["d3.registered_at"])
+    return Study(
+        run_id=run.info.run_id,
+        experiment_id=run.info.experiment_id,
+        registration_id=tags["d3.registration"],
+        registered_at=tags["d3.registered_at"],
+    )
 
 
 def _params(record: BootRecord) -> dict[str, str]:
@@ -244,5 +297,7 @@ def _params(record: BootRecord) -> dict[str, str]:
 def _metrics(boot: Boot) -> dict[str, float]:
     record = boot.record
     timings = {f"time.{k}": v for k, v in record.timings.model_dump().items()}
-    cached = {f"cached.{r.prompt}.{r.phase}": float(r.cached_tokens) for r in record.requests if r.cached_tokens is not None}
+    cached = {
+        f"cached.{r.prompt}.{r.phase}": float(r.cached_tokens) for r in record.requests if r.cached_tokens is not None
+    }
     return {**timings, **cached, **headline(boot)}

@@ -98,6 +98,8 @@ def read_artifact(folder: Path, path: str) -> bytes:
         full = folder / path
         if not full.resolve().is_relative_to(folder.resolve()) or Path(path).is_absolute() or ".." in Path(path).parts:
             raise D3Error(f"{path}: leaves the certificate's folder")
+        if full.exists() and not full.is_file():
+            raise D3Error(f"{path}: not a file")
         return full.read_bytes()
     except FileNotFoundError:
         raise D3Error(f"{path}: missing") from None

@@ -8,7 +8,7 @@ import os
 import sys
 
 # This folder holds modules named like the standard library's (statistics); as a script's folder it would come first.
-sys.path[:] = [p for p in sys.path if os.path.realpath(p or ".") != os.path.dirname(os.path.realpath(__file__))]  # noqa: PTH
+sys.path[:] = [p for p in sys.path if os.path.realpath(p or ".") != os.path.dirname(os.path.realpath(__file__))]
 
 import contextlib
 import hashlib
@@ -60,7 +60,7 @@ class Worker:
         return {"op": "facts", "import_s": imported - began, "facts": self._facts()}
 
     def ask(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Run one request, and its neighbours in the same batch; reply with tokens, log-probabilities and cached tokens."""
+        """Run one request, its neighbours in the same batch; reply with tokens, log-probabilities and cached tokens."""
         from vllm import SamplingParams
 
         sampling = SamplingParams(temperature=request["temperature"], max_tokens=request["max_tokens"], logprobs=2)
@@ -108,7 +108,9 @@ class Worker:
 
         config = self.llm.llm_engine.vllm_config
         layers = config.compilation_config.static_forward_context.values()
-        backends = sorted({layer.get_attn_backend().get_name() for layer in layers if hasattr(layer, "get_attn_backend")})
+        backends = sorted(
+            {layer.get_attn_backend().get_name() for layer in layers if hasattr(layer, "get_attn_backend")}
+        )
         cuda = torch.version.cuda if torch.cuda.is_available() else None
         environment = {
             "python": sys.version.split()[0],
