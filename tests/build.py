@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 
-from d3.certificate import Context
+from d3.certificate import Context, build, write
 from d3.record import (
     Boot,
     BootRecord,
@@ -36,6 +36,7 @@ from d3.registration import (
     short,
     stratum_name,
 )
+from d3.schema import CERTIFICATE_VERSION
 from d3.store import boot_slug
 
 CONF = Path(__file__).parent.parent / "conf"
@@ -241,3 +242,23 @@ def seed_study() -> tuple[Registration, list[Boot]]:
     """The seed's own study: 24 boots, two prompts, six requests each; only the short prompt moves, in on/0 alone."""
     study = registration(protocol_name="seed")
     return study, boots(study, {"on/0": {"short": SEED_FIRST}})
+
+
+def small_study() -> tuple[Registration, list[Boot]]:
+    """The committed certificate's study: one boot per cell, one of them at the second attempt."""
+    study = registration(boots=1, prompts=("short",), protocol_name="seed")
+    found = boots(study, {"on/0": {"short": SEED_FIRST}})
+    first = failed(study, "off/0", 0, kind="timeout", line="no answer within 60 s")
+    found[1] = boot(study, "off/0", 0, {"short": SEED_AGREE}, attempt=2, started_at="2026-01-31T13:30:00+00:00")
+    return study, [*found, first]
+
+
+def main() -> None:
+    """Write the certificate of the current schema version under tests/data (older versions stay as they are)."""
+    study, found = small_study()
+    out = Path(__file__).parent / "data" / f"certificate_v{CERTIFICATE_VERSION}.json"
+    write(build(study, found, CONTEXT), found, out)
+
+
+if __name__ == "__main__":
+    main()

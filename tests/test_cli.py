@@ -1,0 +1,343 @@
+"""The command lines, against the pretend engine: from `python -m d3 -m ...` to the certificate."""
+
+import json
+import os
+import runpy
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import psutil
+import pytest
+from conftest import FAKE, TESTS, Home
+from hydra.core.global_hydra import GlobalHydra
+from mlflow import MlflowClient
+from mlflow.entities import Run
+
+from d3 import certify, preflight, verify
+from d3.record import BootRecord
+from d3.tracking import tracking_uri
+
+pytestmark = pytest.mark.usefixtures("nothing_left")
+ROOT = TESTS.parent
+GRID = ("-m", *FAKE, "apc=on,off", "invariant=0,1")
+
+
+class Done(NamedTuple):
+    code: int
+    out: str
+    err: str
+
+    def error(self) -> str:
+        """The one line that a failure prints; no traceback, nothing else."""
+        assert "Traceback" not in self.err + self.out
+        lines = [line for line in self.err.splitlines() if line.strip()]
+        assert len(lines) == 1, self.err
+        assert lines[0].startswith("error: ")
+        return lines[0].removeprefix("error: ")
+
+
+@pytest.fixture
+def d3(store: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., Done]:
+    """Run `python -m d3 WORDS` in this process, with what it left for its exit."""
+
+    def run(*words: str) -> Done:
+        at_exit: list[tuple[Callable[..., object], tuple[Any, ...]]] = []
+        monkeypatch.setattr("d3.callbacks.atexit.register", lambda f, *a: at_exit.append((f, a)))
+        monkeypatch.setattr(sys, "argv", ["d3", *words])
+        GlobalHydra.instance().clear()
+        handler = signal.getsignal(signal.SIGTERM)
+        try:
+            code = 0
+            runpy.run_module("d3", run_name="__main__")
+        except SystemExit as error:
+            code = int(error.code or 0)
+        finally:
+            signal.signal(signal.SIGTERM, handler)
+            for function, arguments in reversed(at_exit):
+                function(*arguments)
+        return Done(code, *capsys.readouterr())
+
+    return run
+
+
+def shell(*words: str, cwd: Path = ROOT) -> subprocess.Popen[str]:
+    """The same in a process of its own."""
+    env = os.environ | {"PYTHONPATH": str(ROOT)}
+    return subprocess.Popen(
+        [sys.executable, "-m", *words], env=env, cwd=cwd, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+
+
+def finished(process: subprocess.Popen[str]) -> Done:
+    out, err = process.communicate(timeout=120)
+    return Done(process.returncode, out, err)
+
+
+def records(home: Home) -> list[BootRecord]:
+    paths = sorted(home.runs.glob("studies/*/boots/*/boot.json"))
+    return sorted(
+        (BootRecord.model_validate_json(p.read_bytes()) for p in paths), key=lambda r: (r.position, r.attempt)
+    )
+
+
+def runs(kind: str) -> list[Run]:
+    client = MlflowClient(tracking_uri())
+    everywhere = [e.experiment_id for e in client.search_experiments()]
+    return list(client.search_runs(everywhere, f"tags.`d3.kind` = '{kind}'", max_results=500))
+
+
+def test_the_whole_study_from_any_folder_to_a_certificate_out_of_mlflow_alone(
+    home: Home, store: Path, d3: Callable[..., Done], capsys: pytest.CaptureFixture[str]
+) -> None:
+    done = finished(shell("d3", *GRID, "boots=2", cwd=home.folder))
+    assert (done.code, done.err) == (0, "")
+    assert "4 cells x 2 boots" in done.out
+    assert "8 of 8 boots valid\n" in done.out
+    found = records(home)
+    assert [r.position for r in found] == list(range(8))
+    assert [r.started_at for r in found] == sorted(r.started_at for r in found)
+    (parent,) = runs("study")
+    children = runs("boot")
+    assert parent.info.status == "FINISHED"
+    assert len(children) == 8
+    assert {c.data.tags["mlflow.parentRunId"] for c in children} == {parent.info.run_id}
+    assert parent.data.tags["d3.registered_at"] < found[0].started_at
+
+    # The same command again, in this process: nothing runs.
+    again = d3(*GRID, "boots=2")
+    assert (again.code, again.out.count("already recorded")) == (0, 8)
+    assert records(home) == found
+    assert len(runs("boot")) == 8
+
+    for gone in ("hydra", "studies"):
+        shutil.rmtree(home.runs / gone)
+    path = home.folder / "certificate.json"
+    assert certify.main(["--out", str(path)]) == 0
+    assert "next: python -m d3.verify" in capsys.readouterr().out
+    certificate = json.loads(path.read_text())
+    assert certificate["registration_id"] == found[0].registration
+    readings = {v["endpoint"]: v["reading"] for v in certificate["strata"][0]["verdicts"]}
+    assert readings == {"text": "closed_by_flag", "tokens": "closed_by_flag", "logprobs": "closed_by_flag"}
+    assert verify.main([str(path)]) == 0
+    assert path.with_suffix(".md").exists()
+    (parent,) = runs("study")
+    assert "closed_by_flag" in parent.data.tags["d3.reading"]
+
+
+def test_a_flag_that_the_engine_cannot_run_is_tried_once_per_cell_and_certified_so(
+    home: Home, d3: Callable[..., Done], capsys: pytest.CaptureFixture[str]
+) -> None:
+    home.switch.write_text("die_with_flag")
+    done = d3(*GRID, "boots=2")
+    assert done.code == 0
+    assert "4 of 8 boots valid, 4 with the flag unavailable" in done.out
+    assert sorted((r.cell[-1], r.status) for r in records(home)) == [
+        *[("0", "valid")] * 4, *[("1", "failed")] * 2, *[("1", "skipped")] * 2,
+    ]  # fmt: skip
+    assert certify.main(["--out", str(home.folder / "c.json")]) == 0
+    certificate = json.loads((home.folder / "c.json").read_text())
+    assert {v["reading"] for v in certificate["strata"][0]["verdicts"]} == {"flag_unavailable"}
+    assert "TypeError: 'function' object is not subscriptable" in (home.folder / "c.json").read_text()
+
+
+def test_the_same_command_tries_a_failed_boot_again(home: Home, d3: Callable[..., Done]) -> None:
+    home.switch.write_text("die_in_boot")
+    assert d3(*FAKE).code == 1
+    home.switch.unlink()
+    assert d3(*FAKE).code == 0
+    assert [r.status for r in records(home)] == ["failed", "valid"]
+    assert runs("study")[0].info.status == "FINISHED"
+
+
+def test_one_boot_to_look_at(home: Home, d3: Callable[..., Done]) -> None:
+    done = d3(*FAKE, "apc=on", "invariant=0")
+    assert (done.code, done.err) == (0, "")
+    assert "[1/1] boot 0 apc=on invariant=0: valid" in done.out
+    assert f"next: python -m d3.certify --run {runs('study')[0].info.run_id}" in done.out
+
+
+@pytest.mark.parametrize(
+    ("way", "limits", "status", "reason"),
+    [
+        ("die_in_boot", [], "failed", "boot: ValueError: no available memory for the cache blocks"),
+        ("hang_in_boot", ["engine.boot_timeout_s=0.5"], "failed", "boot: not healthy within 0 s"),
+        ("hang_in_request", ["engine.request_timeout_s=0.5"], "failed", "request: no answer within 0 s"),
+        ("other_version", [], "void", "pin: asked for version 1.0, the engine reports 9.9"),
+    ],
+)
+def test_a_boot_without_a_valid_answer_exits_1_and_is_kept(
+    home: Home, d3: Callable[..., Done], *, way: str, limits: list[str], status: str, reason: str
+) -> None:
+    home.switch.write_text(way)
+    done = d3(*FAKE, "apc=on", "invariant=0", *limits)
+    assert done.code == 1
+    assert "0 of 1 boots valid, 1 without a valid record (run the same command again to retry)" in done.out
+    assert [(r.status, r.reason) for r in records(home)] == [(status, reason)]
+    assert runs("study")[0].info.status == "FAILED"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["aps=on,off"], "no configuration key is called aps; did you mean apc?"),
+        (["engine=nope"], "there is no engine/nope; known: fake, vllm"),
+        (["boots=many"], "Error merging override boots=many; Value 'many' of type 'str'"),
+        (["invariant=0,2"], "invariant=2 is not a level; use invariant=0, 1 or both: 0,1"),
+        (["+engine.speed=1"], "Key 'speed' not in 'EngineConfig'"),
+        (["boots=1,2"], "boots holds for a whole study and cannot be swept in one"),
+        (["boots=400", "apc=on,off"], "this study has 800 boots, hours of work; add allow_large=true if you mean it"),
+        (["model.path=/no/such/model"], "model.path=/no/such/model does not exist; name a folder with a checkpoint"),
+        (["model.digest=0123456789abcdef"], "model fake-model has digest "),
+        (["engine.python=/no/python"], "engine.python=/no/python is not an executable"),
+        (["engine.lock=nope"], "engine.lock=nope: there is no"),
+        (["engine.min_memory_gb=1e6"], "GB of memory are free, engine fake needs 1000000.0 GB; end other programs"),
+    ],
+)
+def test_wrong_use_is_one_line_and_exit_2_before_anything_runs(
+    home: Home, d3: Callable[..., Done], words: list[str], said: str
+) -> None:
+    sweep = ["-m"] if any("," in word for word in words) else []
+    done = d3(*sweep, *FAKE, *words)
+    assert done.code == 2
+    assert said in done.error()
+    assert records(home) == []
+    assert runs("study") == []
+
+
+def test_too_little_disk_is_said_before_anything_runs(
+    home: Home, d3: Callable[..., Done], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usage = shutil.disk_usage("/")._replace(free=300_000_000)
+    monkeypatch.setattr(preflight.shutil, "disk_usage", lambda _path: usage)
+    done = d3(*FAKE)
+    assert done.code == 2
+    assert f"{home.runs} has 0.3 GB of disk left, a study needs 0.5 GB; free some" in done.error()
+    assert runs("study") == []
+
+
+def test_mlflow_that_is_down_is_one_line_and_runs_nothing(
+    home: Home, d3: Callable[..., Done], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
+    done = d3(*FAKE)
+    assert done.code == 2
+    assert "MLflow at http://127.0.0.1:9 does not answer: " in done.error()
+    assert records(home) == []
+
+
+def test_mlflow_that_goes_down_in_mid_study_costs_no_boot(
+    home: Home, d3: Callable[..., Done], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from d3.errors import D3Error
+    from d3.tracking import Tracking
+
+    def down(*_: object) -> None:
+        raise D3Error("MLflow does not answer", "start it")
+
+    log_boot, close_study = Tracking.log_boot, Tracking.close_study
+    monkeypatch.setattr(Tracking, "log_boot", down)
+    monkeypatch.setattr(Tracking, "close_study", down)
+    done = d3("-m", *FAKE, "apc=on,off", "boots=1")
+    assert done.code == 2
+    assert done.err == "error: MLflow does not answer; start it\n" * 2  # of the boot, and of closing the parent run
+    assert [r.status for r in records(home)] == ["valid"]
+    monkeypatch.setattr(Tracking, "log_boot", log_boot)
+    monkeypatch.setattr(Tracking, "close_study", close_study)
+    assert d3("-m", *FAKE, "apc=on,off", "boots=1").code == 0
+    assert len(records(home)) == len(runs("boot")) == 2
+
+
+def test_the_run_of_mlflow_run_becomes_the_parent(
+    home: Home, d3: Callable[..., Done], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    adopted = MlflowClient(tracking_uri()).create_run("0").info.run_id
+    monkeypatch.setenv("MLFLOW_RUN_ID", adopted)
+    done = d3("-m", *FAKE, "apc=on,off", "boots=1")
+    assert (done.code, done.err) == (0, "")
+    assert [r.info.run_id for r in runs("study")] == [adopted]
+    assert {r.data.tags["mlflow.parentRunId"] for r in runs("boot")} == {adopted}
+    assert len(runs("boot")) == 2
+
+
+def test_any_other_key_may_be_swept_and_plans_can_be_made_without_running(home: Home, d3: Callable[..., Done]) -> None:
+    done = d3("-m", *FAKE, "apc=on,off", "+engine.env.A=x,y", "boots=1", "plan_only=true")
+    assert (done.code, done.err) == (0, "")
+    (path,) = home.runs.glob("studies/*/registration.json")
+    registration = json.loads(path.read_text())
+    assert registration["axes"]["engine.env.A"] == ["x", "y"]
+    assert len({c["stratum"] for c in registration["cells"]}) == 2
+    assert len(list(home.runs.glob("studies/*/boots/*/plan.json"))) == 4
+    assert records(home) == []
+
+
+def engines(home: Home) -> list[str]:
+    """Engines of this test that still run, by the switch file that their command lines name."""
+    return [p.name() for p in psutil.process_iter(["cmdline"]) if str(home.switch) in (p.info["cmdline"] or [])]
+
+
+def test_ctrl_c_in_mid_boot_leaves_nothing_behind_and_the_study_goes_on(home: Home, d3: Callable[..., Done]) -> None:
+    words = ("-m", *FAKE, "apc=on,off", "boots=1")
+    home.switch.write_text("hang_in_request")
+    process = shell("d3", *words)
+    deadline = time.monotonic() + 60
+    while not list(home.runs.glob("studies/*/boots/*/engine.log")) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    time.sleep(1.5)
+    assert engines(home)
+    process.send_signal(signal.SIGINT)
+    done = finished(process)
+    assert done.code == 130
+    assert done.err == "stopped; the boots already done are kept, the same command goes on where this one stopped\n"
+    assert engines(home) == []
+    assert [(r.status, r.reason) for r in records(home)] == [("stopped", "request: stopped by the user")]
+    assert [r.info.status for r in (*runs("study"), *runs("boot"))] == ["KILLED", "KILLED"]
+    home.switch.unlink()
+    assert d3(*words).code == 0
+    assert [r.status for r in records(home)] == ["stopped", "valid", "valid"]
+    assert runs("study")[0].info.status == "FINISHED"
+
+
+def test_sigterm_ends_a_study_as_ctrl_c_does(d3: Callable[..., Done], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("d3.job.run", lambda _cfg: os.kill(os.getpid(), signal.SIGTERM))
+    assert d3(*FAKE).code == 130
+    assert runs("study")[0].info.status == "KILLED"
+
+
+def test_help_is_quick_and_imports_nothing_heavy() -> None:
+    command = [sys.executable, "-X", "importtime", "-m", "d3", "--help"]
+    began = time.process_time(), os.times().children_user + os.times().children_system
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=True)
+    spent = os.times().children_user + os.times().children_system - began[1]
+    imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
+    assert "apc" in done.stdout
+    assert not imported & {"mlflow", "pandas", "scipy", "torch", "vllm", "httpx"}
+    assert spent < 1.5
+
+
+@pytest.mark.parametrize("module", ["d3.certify", "d3.verify", "d3.sync", "d3.boot", "d3.engine", "d3.host"])
+def test_every_command_has_help(module: str, capsys: pytest.CaptureFixture[str]) -> None:
+    import importlib
+
+    main = importlib.import_module("d3.install" if module == "d3.engine" else module).main
+    with pytest.raises(SystemExit) as error:
+        main(["--help"])
+    assert error.value.code == 0
+    assert f"usage: python -m {module}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [([], "MLflow has no study yet; run one: python -m d3 -m apc=on,off invariant=0,1"),
+     (["--run", "nope"], "MLflow has no study yet")],
+)  # fmt: skip
+def test_certify_without_a_study_says_what_to_run(
+    store: Path, arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert certify.main(arguments) == 2
+    assert said in Done(2, *capsys.readouterr()).error()

@@ -1,0 +1,107 @@
+"""From composed configurations to a registration."""
+
+from typing import Any
+
+import pytest
+from conftest import Home, composed, grid
+from omegaconf.errors import OmegaConfBaseException
+
+from d3.errors import D3Error, one_line
+from d3.record import canonical_json
+from d3.study import Pins, axes_of, register
+
+PINS = Pins({"fake": "", "other": ""}, {"fake-model": "f" * 64})
+FACTORS = ("apc", "invariant")
+
+
+@pytest.fixture(autouse=True)
+def at_home(home: Home) -> None:
+    """Compositions name files of a home."""
+
+
+def test_a_grid_becomes_one_cell_per_combination() -> None:
+    study = register(grid(), FACTORS, PINS)
+    assert study.axes == {"apc": ("on", "off"), "invariant": ("0", "1")}
+    assert [c.cell for c in study.cells] == [f"apc={a} invariant={i}" for a in ("on", "off") for i in "01"]
+    assert {c.stratum for c in study.cells} == {"base"}
+    assert (study.boots, study.min_valid_boots, len(study.order)) == (6, 6, 24)
+    assert [p.id for p in study.prompts] == ["short", "long"]
+    assert [p.name for p in study.protocol.phases] == ["C1", "W1", "W2", "W3", "W4", "W5", "C2", "W6"]
+    assert [r.name for r in study.readings][:2] == ["void", "boot_state"]
+
+
+def test_any_other_swept_key_makes_strata() -> None:
+    configs = [composed(f"apc={a}", f"dtype={d}") for a in ("on", "off") for d in ("bfloat16", "float32")]
+    study = register(configs, ("apc", "dtype"), PINS)
+    assert {(c.stratum, c.cell) for c in study.cells} == {
+        (f"dtype={d}", f"apc={a} invariant=0") for a in ("on", "off") for d in ("bfloat16", "float32")
+    }
+
+
+def test_a_swept_group_is_named_by_its_own_name_and_a_swept_detail_by_its_value() -> None:
+    config = composed("+engine.env.A=x")
+    assert axes_of(config, ("engine", "engine.env.A")) == {
+        "apc": "on",
+        "engine": "fake",
+        "engine.env.A": "x",
+        "invariant": "0",
+    }
+
+
+def changes() -> list[tuple[str, str]]:
+    whole = [
+        "boots=3",
+        "seed=2",
+        "tie_gap=0.5",
+        "confidence=0.9",
+        "min_valid_boots=5",
+        "max_attempts=3",
+        "protocol=seed",
+    ]
+    own = ["max_tokens=4", "dtype=float32", "threads=1", "warmup=true", "+engine.env.A=x", "engine.version=2.0",
+           "temperature=0.5", "engine.boot_timeout_s=9", "prompts.items=[{id: a, text: b}]"]  # fmt: skip
+    return [(word, "whole" if word in whole else "own") for word in [*whole, *own]]
+
+
+@pytest.mark.parametrize(("override", "_"), changes())
+def test_whatever_can_move_a_result_changes_the_id(override: str, _: str) -> None:
+    assert register([composed(override)], (), PINS).id() != register([composed()], (), PINS).id()
+
+
+def test_digests_of_model_and_lock_are_part_of_the_id() -> None:
+    base = register([composed()], (), PINS)
+    assert register([composed()], (), Pins({"fake": ""}, {"fake-model": "e" * 64})).id() != base.id()
+    assert register([composed()], (), Pins({"fake": "lock"}, {"fake-model": "f" * 64})).id() != base.id()
+
+
+@pytest.mark.parametrize(
+    "override",
+    ["engine.python=/elsewhere/python", "model.path=/elsewhere", "allow_large=true", "boot=4", "engine.min_memory_gb=3",
+     "plan_only=true"],
+)  # fmt: skip
+def test_this_machines_paths_and_room_are_not(override: str) -> None:
+    assert register([composed(override)], (), PINS).id() == register([composed()], (), PINS).id()
+    assert "/elsewhere" not in canonical_json(register([composed(override)], (), PINS))
+
+
+def test_a_level_named_twice_and_a_swept_whole_are_refused() -> None:
+    with pytest.raises(D3Error, match="the sweep names a cell twice: base apc=on invariant=0; name every level once"):
+        register([composed(), composed()], FACTORS, PINS)
+    with pytest.raises(
+        D3Error, match="boots holds for a whole study and cannot be swept in one; run one study per boots"
+    ):
+        axes_of(composed(), ("boots",))
+    with pytest.raises(D3Error, match=r"prompts\.items holds for a whole study"):
+        axes_of(composed(), ("prompts.items",))
+
+
+def test_a_cell_that_cannot_be_run_refuses_the_whole_grid() -> None:
+    configs: list[Any] = [*grid(), composed("invariant=7")]
+    with pytest.raises(D3Error, match="invariant=7 is not a level"):
+        register(configs, FACTORS, PINS)
+
+
+def test_a_key_that_only_a_plus_sign_let_in_is_refused() -> None:
+    with pytest.raises(OmegaConfBaseException) as error:
+        register([composed("+engine.speed=3")], (), PINS)
+    assert one_line(error.value).startswith("Key 'speed' not in 'EngineConfig'")

@@ -1,0 +1,234 @@
+"""MLflow: one parent per study, one child per attempt, the same on a second call, no trust in changed artifacts."""
+
+import shutil
+import socket
+import time
+from pathlib import Path
+
+import pytest
+from conftest import Home
+from mlflow import MlflowClient
+from mlflow.entities import Run
+
+import build
+from d3.errors import D3Error
+from d3.record import Boot
+from d3.store import LOG, boot_dir, save_boot, save_registration
+from d3.sync import sync
+from d3.tracking import Study, Tracking, tracking_uri
+
+STUDY = build.registration(boots=1)
+BOOTS = build.boots(STUDY, {"on/0": {"short": build.CACHE}})
+
+
+@pytest.fixture
+def tracking(store: Path) -> Tracking:
+    return Tracking()
+
+
+def children(tracking: Tracking, study: Study) -> list[Run]:
+    return list(
+        tracking.client.search_runs(
+            [study.experiment_id], f"tags.`mlflow.parentRunId` = '{study.run_id}'", max_results=100
+        )
+    )
+
+
+def logged(tracking: Tracking, *boots: Boot, log: Path | None = None) -> Study:
+    study = tracking.open_study(STUDY)
+    for boot in boots:
+        tracking.log_boot(study, boot, log)
+    return study
+
+
+def test_a_study_comes_back_out_of_the_store_as_it_went_in(tracking: Tracking) -> None:
+    study = logged(tracking, *BOOTS)
+    frame, boots = tracking.boots(study)
+    assert boots == sorted(BOOTS, key=lambda b: b.record.boot_id)
+    assert list(frame["boot_id"]) == [b.record.boot_id for b in boots]
+    assert set(frame["status"]) == {"valid"}
+    assert tracking.registration(study) == STUDY
+    assert tracking.studies() == [study]
+
+
+def test_a_child_run_says_what_was_varied_and_what_came_out(tracking: Tracking, tmp_path: Path) -> None:
+    (tmp_path / LOG).write_text("x" * 300_000 + "the end")
+    study = logged(tracking, BOOTS[0], log=tmp_path / LOG)
+    (run,) = children(tracking, study)
+    assert run.info.run_name == "apc=on invariant=0 · boot 0"
+    assert (run.data.params["apc"], run.data.params["invariant"]) == ("on", "0")
+    assert run.data.params["engine.version"] == run.data.params["engine.version_asked"] == "1.0"
+    assert run.data.params["model.digest"] == BOOTS[0].record.model_digest
+    assert run.data.params["prompt.long.tokens"] == "240"
+    assert run.data.metrics["first_differs.short.text"] == 1.0
+    assert run.data.metrics["distinct.short.text"] == 2.0
+    assert run.data.metrics["divergence_token.short"] == 3.0
+    assert run.data.metrics["max_dlogprob.short"] == pytest.approx(0.01)
+    assert run.data.metrics["first_differs.long.text"] == 0.0
+    assert run.data.metrics["cached.long.W1"] == 224.0
+    names = {f.path for f in tracking.client.list_artifacts(run.info.run_id)}
+    assert names == {"boot.json", "responses.jsonl", "hashes.txt", "engine.log"}
+    (tmp_path / "down").mkdir()
+    kept = Path(tracking.client.download_artifacts(run.info.run_id, LOG, str(tmp_path / "down")))
+    assert (kept.stat().st_size, kept.read_text()[-7:]) == (200_000, "the end")
+
+
+def test_logging_a_boot_again_changes_nothing(tracking: Tracking) -> None:
+    study = logged(tracking, BOOTS[0])
+    before = children(tracking, study)
+    assert tracking.log_boot(study, BOOTS[0], None) == before[0].info.run_id
+    assert [r.to_dictionary() for r in children(tracking, study)] == [r.to_dictionary() for r in before]
+
+
+def test_a_run_that_was_half_written_is_replaced(tracking: Tracking) -> None:
+    study = logged(tracking, BOOTS[0])
+    (half,) = children(tracking, study)
+    tracking.client.update_run(half.info.run_id, status="RUNNING")
+    again = tracking.log_boot(study, BOOTS[0], None)
+    assert [r.info.run_id for r in children(tracking, study)] == [again] != [half.info.run_id]
+
+
+def test_run_states_tell_how_boots_ended(tracking: Tracking) -> None:
+    failed = build.failed(STUDY, "on/0", 0)
+    states = {"failed": "FAILED", "stopped": "KILLED", "skipped": "FINISHED", "void": "FINISHED", "valid": "FINISHED"}
+    for attempt, (status, state) in enumerate(states.items()):
+        record = failed.record.model_copy(update={"status": status, "attempt": attempt, "boot_id": f"x/{status}"})
+        study = logged(tracking, Boot(record=record, responses={}))
+        run = next(r for r in children(tracking, study) if r.data.tags["d3.status"] == status)
+        assert run.info.status == state
+
+
+def test_many_prompts_fit_though_mlflow_takes_a_hundred_parameters_at_a_time(tracking: Tracking) -> None:
+    many = build.registration(boots=1, prompts=[f"p{i}" for i in range(130)])
+    study = tracking.open_study(many)
+    tracking.log_boot(study, build.boots(many)[0], None)
+    (run,) = children(tracking, study)
+    assert len([p for p in run.data.params if p.startswith("prompt.")]) == 130
+    assert len(run.data.metrics) > 1000
+
+
+@pytest.mark.parametrize(
+    ("name", "damage", "said"),
+    [
+        ("boot.json", lambda t: t.replace('"position":0', '"position":1'), "boot.json does not have the digest"),
+        ("boot.json", lambda t: t[:50], "boot.json: file: Invalid JSON"),
+        (
+            "responses.jsonl",
+            lambda t: t.replace("one two", "two one"),
+            "responses.jsonl does not hold the record's responses",
+        ),
+        ("responses.jsonl", lambda t: t.splitlines()[0] + "\n", "responses.jsonl does not hold the record's responses"),
+        ("responses.jsonl", lambda t: t + "rubbish\n", "not JSON"),
+        ("boot.json", None, "gives no boot.json"),
+    ],
+)
+def test_a_changed_artifact_is_refused_by_name(tracking: Tracking, home: Home, name: str, damage, said: str) -> None:
+    study = logged(tracking, BOOTS[0])
+    (path,) = (home.runs / "artifacts").glob(f"*/artifacts/{name}")
+    if damage is None:
+        path.unlink()
+    else:
+        path.write_text(damage(path.read_text()))
+    with pytest.raises(D3Error) as error:
+        tracking.boots(study)
+    assert said in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_a_changed_registration_is_refused(tracking: Tracking, home: Home) -> None:
+    study = tracking.open_study(STUDY)
+    (path,) = (home.runs / "artifacts").glob("*/artifacts/registration.json")
+    path.write_text(path.read_text().replace('"seed":1', '"seed":2'))
+    with pytest.raises(D3Error, match="holds a registration of another id; its store was changed"):
+        tracking.registration(study)
+
+
+def test_a_study_has_one_parent_which_is_reopened(tracking: Tracking) -> None:
+    study = tracking.open_study(STUDY)
+    tracking.close_study(study, "KILLED")
+    assert tracking.client.get_run(study.run_id).info.status == "KILLED"
+    assert tracking.open_study(STUDY) == study
+    assert tracking.client.get_run(study.run_id).info.status == "RUNNING"
+    assert tracking.open_study(build.registration(boots=2)).run_id != study.run_id
+
+
+def test_the_run_that_mlflow_run_opened_becomes_the_parent_once(
+    tracking: Tracking, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    adopted = tracking.client.create_run("0").info.run_id  # `mlflow run` opens it in its own experiment
+    monkeypatch.setenv("MLFLOW_RUN_ID", adopted)
+    study = tracking.open_study(STUDY)
+    assert (study.run_id, study.experiment_id) == (adopted, "0")
+    assert Tracking().open_study(STUDY) == study
+    tracking.log_boot(study, BOOTS[0], None)
+    assert [r.info.experiment_id for r in children(tracking, study)] == ["0"]
+    assert tracking.boots(study)[1] == [BOOTS[0]]
+    monkeypatch.setenv("MLFLOW_RUN_ID", adopted)  # another command in the same shell
+    assert tracking.open_study(build.registration(boots=2)).run_id != adopted
+
+
+def test_a_new_store_is_filled_from_the_files_and_keeps_the_time_of_registration(
+    home: Home, store: Path, empty_store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    at = save_registration(STUDY)
+    for boot in BOOTS:
+        save_boot(boot, boot_dir(boot.record))
+    assert sync() == sync() == 4
+    study = Tracking().studies()[0]
+    assert study.registered_at == at
+    shutil.copy(empty_store, home.folder / "other.db")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{home.folder}/other.db")
+    assert sync() == 4
+    other = Tracking()
+    assert other.studies()[0].registered_at == at
+    assert len(children(other, other.studies()[0])) == 4
+
+
+@pytest.mark.parametrize("folder", ["with space", "quo'te", "per%20cent", "ha#sh", "what?"])
+def test_the_default_store_works_under_folders_of_any_name(
+    home: Home, empty_store: Path, folder: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs = home.folder / folder
+    runs.mkdir()
+    shutil.copy(empty_store, runs / "mlflow.db")
+    monkeypatch.setenv("D3_RUNS", str(runs))
+    tracking = Tracking()
+    study = logged(tracking, BOOTS[0])
+    assert tracking.boots(study)[1] == [BOOTS[0]]
+    assert list((runs / "artifacts").glob("*/artifacts/boot.json"))
+    assert MlflowClient(tracking_uri()).get_run(study.run_id)
+
+
+def test_a_store_that_is_down_is_one_line_within_seconds(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{closed.getsockname()[1]}")
+        began = time.monotonic()
+        with pytest.raises(D3Error, match="MLflow at http://127.* does not answer: .*python -m d3.sync") as error:
+            Tracking()
+    assert time.monotonic() - began < 15
+    assert "\n" not in str(error.value)
+
+
+def test_a_store_that_takes_the_call_and_says_nothing_is_given_up(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "1")
+    with socket.create_server(("127.0.0.1", 0)) as mute:
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{mute.getsockname()[1]}")
+        began = time.monotonic()
+        with pytest.raises(D3Error, match="does not answer: API request to"):
+            Tracking()
+    assert time.monotonic() - began < 10
+
+
+def test_a_runs_folder_that_cannot_be_is_one_line(home: Home) -> None:
+    home.runs.write_text("a file")
+    with pytest.raises(D3Error, match="does not answer: .*File exists"):
+        Tracking()
+
+
+def test_a_store_that_is_no_store_is_one_line(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    home.runs.mkdir()
+    (home.runs / "mlflow.db").write_text("this is no database")
+    with pytest.raises(D3Error, match="MLflow at sqlite.* does not answer: ") as error:
+        Tracking()
+    assert "\n" not in str(error.value)
