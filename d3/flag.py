@@ -21,7 +21,7 @@ def refused(spec: CellSpec, specs: Sequence[CellSpec], chosen: Sequence[Selected
     other = twin(spec, specs)
     if spec.factors["invariant"] == "0" or other is None:
         return ""
-    own = [s.boot.record for s in chosen if s.boot.record.cell == spec.cell]
+    own = [s.boot.record for s in chosen if s.boot.record.cell == spec.cell and s.boot.record.status != "stopped"]
     errors = [r.failure.line for r in own if r.failure and r.failure.kind == "engine_error"]
     skipped = sum(r.status == "skipped" or bool(r.failure and r.failure.kind == "skipped") for r in own)
     twin_ran = any(s.counted for s in chosen if s.boot.record.cell == other.cell)

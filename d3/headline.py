@@ -1,8 +1,10 @@
 """A boot in a few numbers, the columns that MLflow compares runs by. Pure; the certificate does not use them."""
 
+import json
+
 from d3.classify import of_prompt, pattern, unusable
 from d3.divergence import diverge
-from d3.record import ENDPOINTS, Boot
+from d3.record import ENDPOINTS, Boot, BootRecord
 from d3.table import FIRST_DIFFERS
 
 
@@ -27,3 +29,39 @@ def headline(boot: Boot) -> dict[str, float]:
         if parted.max_dlogprob is not None:
             numbers[f"max_dlogprob.{prompt}"] = parted.max_dlogprob
     return numbers
+
+
+def params_of(record: BootRecord) -> dict[str, str]:
+    """What a boot was: its factors and place, engine, model, prompts and machine, as text."""
+    facts = record.engine.facts
+    prompts = {f"prompt.{r.prompt}.tokens": str(r.prompt_tokens) for r in record.requests}
+    return {
+        **record.factors,
+        "boot": str(record.boot),
+        "attempt": str(record.attempt),
+        "position": str(record.position),
+        "protocol": record.protocol,
+        "coldness": record.coldness,
+        "engine": record.engine.name,
+        "engine.transport": record.engine.transport,
+        "engine.version_asked": record.engine.version_asked,
+        "engine.version": facts.version or "not reported",
+        "engine.backend": facts.attention_backend or "not reported",
+        "engine.invariant_mode": facts.invariant_mode or "not reported",
+        "engine.block_size": str(facts.block_size or "not reported"),
+        "engine.cache_config": json.dumps(facts.cache_config, sort_keys=True),
+        "model": record.model,
+        "model.digest": record.model_digest,
+        **prompts,
+        **{f"env.{k}": v for k, v in {**record.environment, **facts.environment}.items()},
+    }
+
+
+def metrics_of(boot: Boot) -> dict[str, float]:
+    """Seconds, cached tokens per request, and the headline numbers."""
+    record = boot.record
+    timings = {f"time.{k}": v for k, v in record.timings.model_dump().items()}
+    cached = {
+        f"cached.{r.prompt}.{r.phase}": float(r.cached_tokens) for r in record.requests if r.cached_tokens is not None
+    }
+    return {**timings, **cached, **headline(boot)}

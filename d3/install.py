@@ -61,7 +61,7 @@ def install(name: str) -> Path:
     lock = _lock_of(name)
     if lock is None:
         raise D3Error(f"engine {name} has no lock, so its environment is yours to make",
-                      "on a GPU machine: pip install 'd3[cuda]', then say engine.python=/path/to/its/python")  # fmt: skip
+                      "on a GPU machine: pip install 'd3[cuda]', then engine.python=/path/to/its/python")  # fmt: skip
     folder = engine_dir(lock)
     if not (folder / READY).exists():
         _room_for(folder)

@@ -3,7 +3,6 @@
 Uses the client with explicit run states: the fluent interface would mark a killed run FINISHED at exit.
 """
 
-import json
 import logging
 import os
 import sqlite3
@@ -22,7 +21,7 @@ from sqlalchemy.engine import make_url
 from sqlalchemy.exc import SQLAlchemyError
 
 from d3.errors import D3Error
-from d3.headline import headline
+from d3.headline import metrics_of, params_of
 from d3.record import Boot, BootRecord, Frozen, Status, canonical_json, sha256
 from d3.registration import Registration, short
 from d3.schema import Certificate
@@ -158,8 +157,12 @@ class Tracking:
     def annotate(self, study: Study, certificate: Certificate, text: str, files: list[Path]) -> None:
         """Put the verdict where people compare runs: the parent's tags, its description and its artifacts."""
         with _reachable():
-            tags = {"d3.reading": "; ".join(f"{s.stratum} {v.endpoint}: {v.reading}" for s in certificate.strata for v in s.verdicts),
-                    "d3.answer": certificate.answer, "mlflow.note.content": text}  # fmt: skip
+            readings = [f"{s.stratum} {v.endpoint}: {v.reading}" for s in certificate.strata for v in s.verdicts]
+            tags = {
+                "d3.reading": "; ".join(readings),
+                "d3.answer": certificate.answer,
+                "mlflow.note.content": text,
+            }
             self.client.log_batch(study.run_id, tags=[RunTag(k, v[:5000]) for k, v in tags.items()])
             for file in files:
                 self.client.log_artifact(study.run_id, str(file), "certificate")
@@ -191,8 +194,8 @@ class Tracking:
             now = int(datetime.now(UTC).timestamp() * 1000)
             self.client.log_batch(
                 run_id,
-                params=[Param(k, v[:500]) for k, v in _params(record).items()],
-                metrics=[Metric(k, v, now, 0) for k, v in _metrics(boot).items()],
+                params=[Param(k, v[:500]) for k, v in params_of(record).items()],
+                metrics=[Metric(k, v, now, 0) for k, v in metrics_of(boot).items()],
             )
             self._log_artifacts(run_id, boot, log)
             self.client.set_terminated(run_id, RUN_STATES[record.status])
@@ -213,8 +216,10 @@ class Tracking:
         """
         with _reachable():
             runs = self._search(f"tags.`d3.kind` = 'boot' and tags.`mlflow.parentRunId` = '{study.run_id}'")
-            rows = [{"run_id": r.info.run_id, **{k.removeprefix("d3."): v for k, v in r.data.tags.items() if k.startswith("d3.")}}
-                    for r in runs]  # fmt: skip
+            rows = [
+                {"run_id": r.info.run_id, **{k[3:]: v for k, v in r.data.tags.items() if k.startswith("d3.")}}
+                for r in runs
+            ]
             frame = pd.DataFrame(rows).sort_values("boot_id", ignore_index=True) if rows else pd.DataFrame()
             return frame, [self._boot(row["run_id"], row["record_sha256"]) for row in frame.to_dict("records")]
 
@@ -267,37 +272,3 @@ def _study(run: Run) -> Study:
         registration_id=tags["d3.registration"],
         registered_at=tags["d3.registered_at"],
     )
-
-
-def _params(record: BootRecord) -> dict[str, str]:
-    facts = record.engine.facts
-    prompts = {f"prompt.{r.prompt}.tokens": str(r.prompt_tokens) for r in record.requests}
-    return {
-        **record.factors,
-        "boot": str(record.boot),
-        "attempt": str(record.attempt),
-        "position": str(record.position),
-        "protocol": record.protocol,
-        "coldness": record.coldness,
-        "engine": record.engine.name,
-        "engine.transport": record.engine.transport,
-        "engine.version_asked": record.engine.version_asked,
-        "engine.version": facts.version or "not reported",
-        "engine.backend": facts.attention_backend or "not reported",
-        "engine.invariant_mode": facts.invariant_mode or "not reported",
-        "engine.block_size": str(facts.block_size or "not reported"),
-        "engine.cache_config": json.dumps(facts.cache_config, sort_keys=True),
-        "model": record.model,
-        "model.digest": record.model_digest,
-        **prompts,
-        **{f"env.{k}": v for k, v in {**record.environment, **facts.environment}.items()},
-    }
-
-
-def _metrics(boot: Boot) -> dict[str, float]:
-    record = boot.record
-    timings = {f"time.{k}": v for k, v in record.timings.model_dump().items()}
-    cached = {
-        f"cached.{r.prompt}.{r.phase}": float(r.cached_tokens) for r in record.requests if r.cached_tokens is not None
-    }
-    return {**timings, **cached, **headline(boot)}

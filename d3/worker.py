@@ -69,6 +69,7 @@ class Worker:
         prompts += [self._prompt([m], f"neighbour-{self.count}-{i}") for i, m in enumerate(request["neighbours"])]
         self.count += 1
         result = self.llm.generate(prompts, sampling, use_tqdm=False)[0]
+        _still_invariant()
         completion = result.outputs[0]
         chosen, gaps = _logprobs(completion)
         return {
@@ -149,6 +150,15 @@ def _invariant_mode(cpu: bool) -> str:
 
         return MODE if status().installed else "asked for but not installed"
     return "vLLM's flag" if os.environ.get("VLLM_BATCH_INVARIANT") == "1" else "off"
+
+
+def _still_invariant() -> None:
+    """Raise where D3's CPU mode was asked for and has cut no batch: installed is not yet in force."""
+    if os.environ.get("D3_CPU_INVARIANT") == "1":
+        from d3.cpu_invariant import MODE, status
+
+        if status().installed and not status().builds:
+            raise RuntimeError(f"{MODE} was asked for and is not in force")
 
 
 def _logprobs(completion: Any) -> tuple[list[float | None], list[float | None]]:

@@ -234,7 +234,7 @@ def failed(
 ) -> Boot:
     """A boot that gave no answer."""
     failure = Failure.model_validate({"stage": "boot", "kind": kind, "line": line})
-    status = "skipped" if kind == "skipped" else "failed"
+    status = {"skipped": "skipped", "interrupted": "stopped"}.get(kind, "failed")
     return boot(study, key, index, {}, status=status, reason=f"boot: {line}", failure=failure, checks=(), **more)
 
 

@@ -16,7 +16,8 @@ GOOD = EngineFacts(version="1.0", block_size=16, prefix_caching=True, attention_
 def request(phase: str, cached: int | None, tokens: int = 100, **changed: Any) -> RequestRecord:
     base: dict[str, Any] = {
         "index": 0, "prompt": "long", "phase": phase, "expect": "cold" if phase[0] == "C" else "warm",
-        "salt": None, "prompt_tokens": tokens, "prompt_sha256": "", "cached_tokens": cached, "expected_cached": expected_hit(tokens, 16),
+        "salt": None, "prompt_tokens": tokens, "prompt_sha256": "", "cached_tokens": cached,
+        "expected_cached": expected_hit(tokens, 16),
         "finish_reason": "length", "n_tokens": 4, "text_sha256": "", "tokens_sha256": "", "logprobs_sha256": "",
         "response": "", "latency_s": 0.1, "running": 1,
     }  # fmt: skip

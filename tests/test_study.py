@@ -3,11 +3,14 @@
 from typing import Any
 
 import pytest
+import yaml
 from conftest import Home, composed, grid
+from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from d3.errors import D3Error, one_line
 from d3.record import canonical_json
+from d3.registration import Registration
 from d3.study import Pins, axes_of, register
 
 PINS = Pins({"fake": "", "other": ""}, {"fake-model": "f" * 64})
@@ -48,24 +51,28 @@ def test_a_swept_group_is_named_by_its_own_name_and_a_swept_detail_by_its_value(
     }
 
 
-def changes() -> list[tuple[str, str]]:
-    whole = [
-        "boots=3",
-        "seed=2",
-        "tie_gap=0.5",
-        "confidence=0.9",
-        "min_valid_boots=5",
-        "max_attempts=3",
-        "protocol=seed",
-    ]
-    own = ["max_tokens=4", "dtype=float32", "threads=1", "warmup=true", "+engine.env.A=x", "engine.version=2.0",
-           "temperature=0.5", "engine.boot_timeout_s=9", "prompts.items=[{id: a, text: b}]"]  # fmt: skip
-    return [(word, "whole" if word in whole else "own") for word in [*whole, *own]]
+WHOLE = ["boots=3", "seed=2", "tie_gap=0.5", "confidence=0.9", "min_valid_boots=5", "max_attempts=3"]
+OWN = [
+    "max_tokens=4", "dtype=float32", "threads=1", "warmup=true", "temperature=0.5", "engine.env.A=x",
+    "engine.version='2.0'", "engine.boot_timeout_s=9", "prompts.items.0.text=other", "protocol.salted=false",
+    "protocol.phases.1.expect=cold", "readings.items.0.name=other", "study.question=Why?",
+]  # fmt: skip
+HERE = ["engine.python=/elsewhere/python", "model.path=/elsewhere", "allow_large=true", "boot=4", "plan_only=true",
+        "engine.min_memory_gb=3"]  # fmt: skip
 
 
-@pytest.mark.parametrize(("override", "_"), changes())
-def test_whatever_can_move_a_result_changes_the_id(override: str, _: str) -> None:
-    assert register([composed(override)], (), PINS).id() != register([composed()], (), PINS).id()
+def registered(override: str = "") -> Registration:
+    """The registration of one cell, with one value changed."""
+    config = composed().copy()
+    if override:
+        key, _, value = override.partition("=")
+        OmegaConf.update(config, key, yaml.safe_load(value), force_add=True)
+    return register([config], (), PINS)
+
+
+@pytest.mark.parametrize("override", WHOLE + OWN)
+def test_whatever_can_move_a_result_changes_the_id(override: str) -> None:
+    assert registered(override).id() != registered().id()
 
 
 def test_digests_of_model_and_lock_are_part_of_the_id() -> None:
@@ -74,14 +81,10 @@ def test_digests_of_model_and_lock_are_part_of_the_id() -> None:
     assert register([composed()], (), Pins({"fake": "lock"}, {"fake-model": "f" * 64})).id() != base.id()
 
 
-@pytest.mark.parametrize(
-    "override",
-    ["engine.python=/elsewhere/python", "model.path=/elsewhere", "allow_large=true", "boot=4", "engine.min_memory_gb=3",
-     "plan_only=true"],
-)  # fmt: skip
-def test_this_machines_paths_and_room_are_not(override: str) -> None:
-    assert register([composed(override)], (), PINS).id() == register([composed()], (), PINS).id()
-    assert "/elsewhere" not in canonical_json(register([composed(override)], (), PINS))
+@pytest.mark.parametrize("override", HERE)
+def test_this_machines_paths_and_room_do_not(override: str) -> None:
+    assert registered(override) == registered()
+    assert "/elsewhere" not in canonical_json(registered(override))
 
 
 def test_a_level_named_twice_and_a_swept_whole_are_refused() -> None:
