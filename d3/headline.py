@@ -1,19 +1,19 @@
 """A boot in a few numbers, the columns that MLflow compares runs by. Pure; the certificate does not use them."""
 
-import json
-
 from d3.classify import of_prompt, pattern, unusable
 from d3.divergence import diverge
 from d3.record import ENDPOINTS, Boot, BootRecord
 from d3.table import FIRST_DIFFERS
 
+SECTION = "divergence/"
+
 
 def headline(boot: Boot) -> dict[str, float]:
-    """Metrics per prompt.
+    """Metrics per prompt, in the section of MLflow's charts that comes first.
 
-    `first_differs.PROMPT.ENDPOINT` 1 or 0; `distinct.PROMPT.ENDPOINT` the number of distinct responses;
-    `divergence_token.PROMPT` the first token that differs cold to warm (absent when none does);
-    `max_dlogprob.PROMPT` the largest difference of log-probabilities before it.
+    `divergence/first_differs.PROMPT.ENDPOINT` 1 or 0; `divergence/distinct.PROMPT.ENDPOINT` the number of distinct
+    responses; `divergence/token.PROMPT` the first token that differs cold to warm (absent when none does);
+    `divergence/max_dlogprob.PROMPT` the largest difference of log-probabilities before it.
     """
     numbers: dict[str, float] = {}
     for prompt in dict.fromkeys(r.prompt for r in boot.record.requests):
@@ -21,13 +21,17 @@ def headline(boot: Boot) -> dict[str, float]:
         responses = [boot.responses[r.response] for r in requests]
         for endpoint in ENDPOINTS:
             if not unusable(endpoint, responses):
-                numbers[f"first_differs.{prompt}.{endpoint}"] = float(pattern(requests, endpoint) in FIRST_DIFFERS)
-                numbers[f"distinct.{prompt}.{endpoint}"] = float(len({r.endpoint_hash(endpoint) for r in requests}))
+                numbers[f"{SECTION}first_differs.{prompt}.{endpoint}"] = float(
+                    pattern(requests, endpoint) in FIRST_DIFFERS
+                )
+                numbers[f"{SECTION}distinct.{prompt}.{endpoint}"] = float(
+                    len({r.endpoint_hash(endpoint) for r in requests})
+                )
         parted = diverge(responses[0], responses[-1], 0.0)
         if parted.position is not None:
-            numbers[f"divergence_token.{prompt}"] = float(parted.position)
+            numbers[f"{SECTION}token.{prompt}"] = float(parted.position)
         if parted.max_dlogprob is not None:
-            numbers[f"max_dlogprob.{prompt}"] = parted.max_dlogprob
+            numbers[f"{SECTION}max_dlogprob.{prompt}"] = parted.max_dlogprob
     return numbers
 
 
@@ -35,6 +39,7 @@ def params_of(record: BootRecord) -> dict[str, str]:
     """What a boot was: its factors and place, engine, model, prompts and machine, as text."""
     facts = record.engine.facts
     prompts = {f"prompt.{r.prompt}.tokens": str(r.prompt_tokens) for r in record.requests}
+    prompts |= {f"prompt.{r.prompt}.sha256": r.prompt_sha256 for r in record.requests}
     return {
         **record.factors,
         "boot": str(record.boot),
@@ -49,7 +54,7 @@ def params_of(record: BootRecord) -> dict[str, str]:
         "engine.backend": facts.attention_backend or "not reported",
         "engine.invariant_mode": facts.invariant_mode or "not reported",
         "engine.block_size": str(facts.block_size or "not reported"),
-        "engine.cache_config": json.dumps(facts.cache_config, sort_keys=True),
+        "engine.prefix_caching": str(facts.prefix_caching),
         "model": record.model,
         "model.digest": record.model_digest,
         **prompts,
@@ -60,8 +65,10 @@ def params_of(record: BootRecord) -> dict[str, str]:
 def metrics_of(boot: Boot) -> dict[str, float]:
     """Seconds, cached tokens per request, and the headline numbers."""
     record = boot.record
-    timings = {f"time.{k}": v for k, v in record.timings.model_dump().items()}
+    timings = {f"time/{k}": v for k, v in record.timings.model_dump().items()}
     cached = {
-        f"cached.{r.prompt}.{r.phase}": float(r.cached_tokens) for r in record.requests if r.cached_tokens is not None
+        f"prefix_cache/cached_tokens.{r.prompt}.{r.phase}": float(r.cached_tokens)
+        for r in record.requests
+        if r.cached_tokens is not None
     }
     return {**timings, **cached, **headline(boot)}

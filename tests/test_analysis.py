@@ -172,7 +172,11 @@ def test_a_cell_that_failed_otherwise_is_void_not_unavailable(kind):
 def test_a_boot_stopped_by_the_user_does_not_hide_that_the_flag_is_unavailable():
     study = registration(boots=1)
     ran = [b for b in boots(study) if b.record.factors["invariant"] == "0"]
-    refused = [failed(study, "on/1", 0, kind="interrupted"), failed(study, "on/1", 0, attempt=2), failed(study, "off/1", 0)]
+    refused = [
+        failed(study, "on/1", 0, kind="interrupted"),
+        failed(study, "on/1", 0, attempt=2),
+        failed(study, "off/1", 0),
+    ]
     assert states(one_table(study, [*ran, *refused]))["on/1"] == "unavailable"
 
 

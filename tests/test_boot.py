@@ -56,9 +56,9 @@ def test_a_boot_shows_the_engines_dependence_on_its_cache(booted, transport: str
         r.expected_cached * (r.expect == "warm") for r in record.requests
     ]
     numbers = headline(boot)
-    assert (numbers["first_differs.long.text"], numbers["first_differs.short.text"]) == (1.0, 0.0)
-    assert numbers["divergence_token.long"] == 3.0
-    assert "divergence_token.short" not in numbers
+    assert (numbers["divergence/first_differs.long.text"], numbers["divergence/first_differs.short.text"]) == (1.0, 0.0)
+    assert numbers["divergence/token.long"] == 3.0
+    assert "divergence/token.short" not in numbers
 
 
 def test_both_transports_give_the_same_hashes(booted) -> None:

@@ -60,12 +60,12 @@ def test_a_child_run_says_what_was_varied_and_what_came_out(tracking: Tracking, 
     assert run.data.params["engine.version"] == run.data.params["engine.version_asked"] == "1.0"
     assert run.data.params["model.digest"] == BOOTS[0].record.model_digest
     assert run.data.params["prompt.long.tokens"] == "240"
-    assert run.data.metrics["first_differs.short.text"] == 1.0
-    assert run.data.metrics["distinct.short.text"] == 2.0
-    assert run.data.metrics["divergence_token.short"] == 3.0
-    assert run.data.metrics["max_dlogprob.short"] == pytest.approx(0.01)
-    assert run.data.metrics["first_differs.long.text"] == 0.0
-    assert run.data.metrics["cached.long.W1"] == 224.0
+    assert run.data.metrics["divergence/first_differs.short.text"] == 1.0
+    assert run.data.metrics["divergence/distinct.short.text"] == 2.0
+    assert run.data.metrics["divergence/token.short"] == 3.0
+    assert run.data.metrics["divergence/max_dlogprob.short"] == pytest.approx(0.01)
+    assert run.data.metrics["divergence/first_differs.long.text"] == 0.0
+    assert run.data.metrics["prefix_cache/cached_tokens.long.W1"] == 224.0
     names = {f.path for f in tracking.client.list_artifacts(run.info.run_id)}
     assert names == {"boot.json", "responses.jsonl", "hashes.txt", "engine.log"}
     (tmp_path / "down").mkdir()
@@ -103,7 +103,7 @@ def test_many_prompts_fit_though_mlflow_takes_a_hundred_parameters_at_a_time(tra
     study = tracking.open_study(many)
     tracking.log_boot(study, build.boots(many)[0], None)
     (run,) = children(tracking, study)
-    assert len([p for p in run.data.params if p.startswith("prompt.")]) == 130
+    assert len([p for p in run.data.params if p.startswith("prompt.")]) == 260  # token count and digest of each
     assert len(run.data.metrics) > 1000
 
 
