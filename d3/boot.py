@@ -26,6 +26,7 @@ from d3.record import (
     EngineFacts,
     EngineRecord,
     Failure,
+    Place,
     RequestPlan,
     RequestRecord,
     Response,
@@ -134,15 +135,7 @@ def _record(plan: BootPlan, seen: _Seen) -> BootRecord:
     launch = plan.launch
     words = launch.server if launch.transport == "server" else ("worker.py",)
     return BootRecord(
-        registration=plan.registration,
-        boot_id=plan.boot_id,
-        cell=plan.cell,
-        stratum=plan.stratum,
-        factors=plan.factors,
-        boot=plan.boot,
-        attempt=plan.attempt,
-        position=plan.position,
-        protocol=plan.protocol,
+        **{name: getattr(plan, name) for name in Place.model_fields},
         coldness="L1",
         engine=EngineRecord(
             name=plan.engine,
@@ -152,8 +145,6 @@ def _record(plan: BootPlan, seen: _Seen) -> BootRecord:
             command=("python", *words, *(a.replace(launch.model_path, "MODEL") for a in launch.args)),
             env=launch.env,
         ),
-        model=plan.model,
-        model_digest=plan.model_digest,
         environment=machine(),
         started_at=seen.started_at.isoformat(timespec="milliseconds"),
         timings=Timings(

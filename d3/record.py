@@ -98,8 +98,8 @@ class Launch(Frozen):
     request_timeout_s: float
 
 
-class BootPlan(Frozen):
-    """Everything one boot needs; `python -m d3.boot plan.json out/` turns it into a record, here or elsewhere."""
+class Place(Frozen):
+    """A boot's place in its study: which registration, cell and boot, and in the registered order."""
 
     schema_version: int = SCHEMA_VERSION
     registration: str
@@ -111,12 +111,17 @@ class BootPlan(Frozen):
     attempt: int
     position: int
     protocol: str
+    model: str
+    model_digest: str
+
+
+class BootPlan(Place):
+    """Everything one boot needs; `python -m d3.boot plan.json out/` turns it into a record, here or elsewhere."""
+
     engine: str
     version_asked: str
     backend_asked: str | None
     invariant_mode: str
-    model: str
-    model_digest: str
     warmup: RequestPlan | None
     requests: tuple[RequestPlan, ...]
     launch: Launch
@@ -231,23 +236,11 @@ class Timings(Frozen):
     total_s: float
 
 
-class BootRecord(Frozen):
+class BootRecord(Place):
     """One boot, whatever became of it."""
 
-    schema_version: int = SCHEMA_VERSION
-    registration: str
-    boot_id: str
-    cell: str
-    stratum: str
-    factors: dict[str, str]
-    boot: int
-    attempt: int
-    position: int
-    protocol: str
     coldness: Literal["L0", "L1", "L2", "L3"]
     engine: EngineRecord
-    model: str
-    model_digest: str
     environment: dict[str, str]
     started_at: str
     timings: Timings

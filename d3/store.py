@@ -12,7 +12,7 @@ from typing import TypeVar
 from pydantic import ValidationError
 
 from d3.errors import D3Error
-from d3.record import Boot, BootRecord, Frozen, Response, canonical_json
+from d3.record import Boot, BootRecord, Frozen, Place, Response, canonical_json
 from d3.registration import Registration, short
 
 RECORD, RESPONSES, LOG, HASHES = "boot.json", "responses.jsonl", "engine.log", "hashes.txt"
@@ -47,12 +47,10 @@ def slug(name: str) -> str:
     return "".join(c if c.isalnum() or c in ".-" else "-" if c == "=" else "_" for c in name)
 
 
-def boot_dir(record_or_plan: object) -> Path:
-    """The folder of one boot's files, from anything that carries its place in the study."""
-    where = record_or_plan
-    name = boot_slug(str(getattr(where, "stratum")), str(getattr(where, "cell")),  # noqa: B009
-                     int(getattr(where, "boot")), int(getattr(where, "attempt")))  # fmt: skip # noqa: B009
-    return study_dir(str(getattr(where, "registration"))) / "boots" / name  # noqa: B009
+def boot_dir(place: Place) -> Path:
+    """The folder of one boot's files."""
+    name = boot_slug(place.stratum, place.cell, place.boot, place.attempt)
+    return study_dir(place.registration) / "boots" / name
 
 
 def boot_slug(stratum: str, cell: str, boot: int, attempt: int) -> str:

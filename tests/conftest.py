@@ -13,7 +13,12 @@ import psutil
 import pytest
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
+from hypothesis import HealthCheck, settings
 from omegaconf import DictConfig
+
+# A loaded machine is no failure: how long one example takes says nothing here.
+settings.register_profile("d3", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("d3")
 
 TESTS = Path(__file__).parent
 FAKE = (f"hydra.searchpath=[file://{TESTS}/conf]", "engine=fake", "model=fake", "prompts=fake", "study.name=fake_study")
