@@ -1,5 +1,6 @@
 """A home of its own for every test: runs, cache, MLflow store and model are temporary folders."""
 
+import os
 import shutil
 import sys
 from collections.abc import Iterator
@@ -17,7 +18,8 @@ from hypothesis import HealthCheck, settings
 from omegaconf import DictConfig
 
 # A loaded machine is no failure: how long one example takes says nothing here.
-settings.register_profile("d3", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("d3", deadline=None, suppress_health_check=[HealthCheck.too_slow],
+                          derandomize="CI" in os.environ)  # fmt: skip
 settings.load_profile("d3")
 
 TESTS = Path(__file__).parent

@@ -108,3 +108,9 @@ def test_a_key_that_only_a_plus_sign_let_in_is_refused() -> None:
     with pytest.raises(OmegaConfBaseException) as error:
         register([composed("+engine.speed=3")], (), PINS)
     assert one_line(error.value).startswith("Key 'speed' not in 'EngineConfig'")
+
+
+def test_the_demonstration_is_one_boot_of_six_identical_unsalted_requests() -> None:
+    cfg = composed("study=s53", fake=False)  # its settings came second to the defaults once, and six boots ran
+    assert (cfg.boots, cfg.study.name, cfg.protocol.name) == (1, "s53_demo", "seed")
+    assert (len(cfg.protocol.phases), cfg.protocol.salted, len(cfg.prompts["items"])) == (6, False, 1)
