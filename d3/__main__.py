@@ -22,6 +22,8 @@ def main() -> int:
     os.environ["D3_RUNS"] = str(runs_dir())  # jobs in other processes must agree on it
     # Hydra would print its errors over several lines and exit by itself; with this it lets them out.
     own_trace = os.environ.setdefault("HYDRA_FULL_ERROR", "1") and os.environ.get("D3_TRACE")
+    # A shell's background jobs start with SIGINT ignored; a signal that is sent all the same should stop the study.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, _terminated)
 
     @hydra.main(version_base="1.3", config_path="../conf", config_name="config")

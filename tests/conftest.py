@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import signal
 import sys
 from collections.abc import Iterator
 from contextlib import chdir
@@ -21,6 +22,9 @@ from omegaconf import DictConfig
 settings.register_profile("d3", deadline=None, suppress_health_check=[HealthCheck.too_slow],
                           derandomize="CI" in os.environ)  # fmt: skip
 settings.load_profile("d3")
+
+# Whoever starts the tests in a shell's background passes SIGINT on as ignored; these tests send it.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 TESTS = Path(__file__).parent
 FAKE = (f"hydra.searchpath=[file://{TESTS}/conf]", "engine=fake", "model=fake", "prompts=fake", "study.name=fake_study")

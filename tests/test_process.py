@@ -146,17 +146,20 @@ f = open("{other}", "r+b"); m = mmap.mmap(f.fileno(), 4096); print("mapped", flu
 
 
 def test_processes_that_the_child_did_not_start_are_left_alone(shell) -> None:
-    before = subprocess.Popen(["sh", "-c", "sleep 63 & wait"], start_new_session=True)
+    before = subprocess.Popen(["sh", "-c", "sleep 63 & echo; wait"], start_new_session=True, stdout=subprocess.PIPE)
+    assert before.stdout is not None
+    before.stdout.readline()  # its child is there now, though perhaps not yet called sleep
     child = shell("read x")
     after = subprocess.Popen(["sleep", "63"])
     try:
         assert child.stop() == ()
         assert before.poll() is None
         assert after.poll() is None
-        assert [p.name() for p in psutil.Process(before.pid).children()] == ["sleep"]
+        assert len(psutil.Process(before.pid).children()) == 1
     finally:
         os.killpg(before.pid, 15)
         after.kill()
+        before.stdout.close()
         before.wait()
         after.wait()
 
