@@ -23,7 +23,7 @@ from d3.install import lock_digest, model_dir
 from d3.model import model_digest
 from d3.preflight import preflight
 from d3.registration import Registration, short
-from d3.store import save_registration, study_dir
+from d3.store import lock_study, save_registration, study_dir
 from d3.study import Pins, register
 
 
@@ -63,6 +63,10 @@ class StudyCallback(Callback):
         config.hydra.overrides.task.append(f"registration={self.registration.id()}")
 
     def _start_single(self, config: DictConfig) -> None:
+        if config.boots < 1:
+            raise D3Error(
+                f"boots={config.boots}: there is nothing to boot", "leave boots out; a single run is one boot"
+            )
         with open_dict(config):
             config.boots, config.boot = 1, 0
             if not config.plan_only:
@@ -74,6 +78,7 @@ class StudyCallback(Callback):
         from d3.tracking import Tracking
 
         self.registration = registration
+        self.lock = lock_study(registration.id())  # until the study is closed
         self.tracking = Tracking()
         save_registration(registration)
         self.study = self.tracking.open_study(registration)
@@ -86,6 +91,7 @@ class StudyCallback(Callback):
     def _close(self, status: str) -> None:
         if self.open:
             self.open = False
+            self.lock.close()
             try:
                 self.tracking.close_study(self.study, status)
             except D3Error as error:  # at exit nobody else would catch it

@@ -14,6 +14,7 @@ from d3.verdicts import WHAT
 
 FLAG = "batch-invariant"
 WIDE = 4
+FEW = 4  # 3 of 3 against 0 of 3 has p = 0.1 by Fisher's exact test, 4 of 4 against 0 of 4 has 0.03
 
 
 def markdown(certificate: Certificate, file: str = "FILE") -> str:
@@ -202,4 +203,7 @@ def terminal(certificate: Certificate) -> RenderableType:
             for row in rows:
                 shown.add_row(*(Text(x) for x in row))
             parts.append(shown)
-    return Group(*parts, Text(certificate.answer))
+    parts.append(Text(certificate.answer))
+    if certificate.registration.boots < FEW:
+        parts.append(Text(f"A quick look: with fewer than {FEW} boots per cell no contrast can be told from chance."))
+    return Group(*parts)

@@ -1,13 +1,14 @@
 """Files under `runs/`: one place owns all names; every write is a temporary file renamed into place."""
 
 import contextlib
+import fcntl
 import json
 import os
 import tempfile
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TypeVar
+from typing import IO, TypeVar
 
 from pydantic import ValidationError
 
@@ -40,6 +41,23 @@ def cache_dir() -> Path:
 def study_dir(registration_id: str) -> Path:
     """The folder of one registration."""
     return runs_dir() / "studies" / short(registration_id)
+
+
+def lock_study(registration_id: str) -> IO[str]:
+    """Take a study for this process; the lock goes with the returned file. Raises D3Error when another one has it."""
+    folder = study_dir(registration_id)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        file = (folder / "lock").open("w")
+    except OSError as error:
+        raise D3Error(f"cannot write in {folder}: {error.strerror}", "set D3_RUNS to another folder") from error
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        file.close()
+        raise D3Error(f"study {short(registration_id)} is being run by another process",
+                      "wait for it, or stop it first") from error  # fmt: skip
+    return file
 
 
 def slug(name: str) -> str:

@@ -17,6 +17,7 @@ from d3.store import (
     find_registration,
     load,
     load_boot,
+    lock_study,
     parse_responses,
     recorded,
     responses_text,
@@ -174,3 +175,11 @@ def test_a_changed_registration_is_noticed(home: Home) -> None:
 def test_names_become_file_names() -> None:
     assert slug("apc=on invariant=0") == "apc-on_invariant-0"
     assert slug("a/b\\c:d\n") == "a_b_c_d_"
+
+
+def test_one_process_at_a_time_has_a_study(home: Home) -> None:
+    first = lock_study("a" * 64)
+    with pytest.raises(D3Error, match="another process"):
+        lock_study("a" * 64)
+    first.close()
+    lock_study("a" * 64).close()
