@@ -9,12 +9,12 @@ import time
 from pathlib import Path
 
 import pytest
-from planned import plan, wrapper
 
 from d3.boot import main, run, skipped
 from d3.headline import headline
 from d3.record import BootRecord, canonical_json
 from d3.store import load_boot
+from planned import plan, wrapper
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 BOTH = ("server", "worker")

@@ -5,10 +5,10 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from planned import plan
 
 from d3.checks import evaluate, expected_hit
 from d3.record import Check, EngineFacts, RequestRecord
+from planned import plan
 
 GOOD = EngineFacts(version="1.0", block_size=16, prefix_caching=True, attention_backend="A", invariant_mode="off")
 

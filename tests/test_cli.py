@@ -14,11 +14,11 @@ from typing import Any, NamedTuple
 
 import psutil
 import pytest
-from conftest import FAKE, TESTS, Home
 from hydra.core.global_hydra import GlobalHydra
 from mlflow import MlflowClient
 from mlflow.entities import Run
 
+from conftest import FAKE, TESTS, Home
 from d3 import certify, preflight, verify
 from d3.record import BootRecord
 from d3.tracking import tracking_uri

@@ -1,11 +1,11 @@
 """The configuration: the committed one composes and is valid; a wrong one is refused in one line with its remedy."""
 
 import pytest
-from conftest import TESTS, composed
 from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from conftest import TESTS, composed
 from d3.config import Config, label, validate
 from d3.errors import D3Error, one_line
 

@@ -4,10 +4,10 @@ import time
 from pathlib import Path
 
 import pytest
-from planned import plan, wrapper
 
 from d3.engine import EngineFailure, WorkerEngine, environment, last_words
 from d3.record import hash_tokens
+from planned import plan, wrapper
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 

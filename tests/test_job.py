@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import Home, composed, grid
 
 import build
+from conftest import Home, composed, grid
 from d3 import boot as booting
 from d3 import job
 from d3.errors import D3Error

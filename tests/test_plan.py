@@ -1,9 +1,9 @@
 """From a registration to what one boot is asked."""
 
 import pytest
-from conftest import Home, composed, grid
 from omegaconf import OmegaConf
 
+from conftest import Home, composed, grid
 from d3.errors import D3Error
 from d3.plan import Locations, boot_plan
 from d3.record import BootPlan, canonical_json

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import psutil
 import pytest
-from planned import plan, requests
 
 from d3.engine import EngineFailure
 from d3.server import ServerEngine, cache_config
+from planned import plan, requests
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 

@@ -5,11 +5,11 @@ import os
 from pathlib import Path
 
 import pytest
-from conftest import Home
 from hypothesis import given
 from hypothesis import strategies as st
 
 import build
+from conftest import Home
 from d3.errors import D3Error
 from d3.record import BootRecord
 from d3.store import (

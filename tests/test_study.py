@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 import yaml
-from conftest import Home, composed, grid
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from conftest import Home, composed, grid
 from d3.errors import D3Error, one_line
 from d3.record import canonical_json
 from d3.registration import Registration

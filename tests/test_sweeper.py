@@ -1,10 +1,10 @@
 """The sweeper: whatever the command line's order, jobs run in the registered one."""
 
 import pytest
-from conftest import Home
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
 import build
+from conftest import Home
 from d3.errors import D3Error
 from d3.registration import Registration
 from d3.store import save_registration

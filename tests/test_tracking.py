@@ -6,11 +6,11 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import Home
 from mlflow import MlflowClient
 from mlflow.entities import Run
 
 import build
+from conftest import Home
 from d3.errors import D3Error
 from d3.record import Boot
 from d3.store import LOG, boot_dir, save_boot, save_registration
