@@ -12,10 +12,10 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from d3.engine import WORKER, environment
+from d3.engine import WORKER, worker_environment
 from d3.errors import D3Error
 from d3.record import BootPlan, BootRecord
-from d3.store import load
+from d3.store import PLAN, RECORD, load
 
 CELL = ("apc=on", "invariant=0")
 
@@ -33,7 +33,7 @@ def study(boots: int, runs: Path) -> float:
 
 def bare(plan: BootPlan, log: Path) -> None:
     """One boot with nothing of D3: start the engine's process, send the requests, end it."""
-    env = {**environment(plan), "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "PYTHONUNBUFFERED": "1"}
+    env = worker_environment(plan)
     with log.open("ab") as errors, subprocess.Popen(
         [plan.launch.python, str(WORKER)], env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors
     ) as child:  # fmt: skip
@@ -64,9 +64,9 @@ def main(argv: list[str] | None = None) -> int:
 def _measure(boots: int, folder: Path) -> int:
     whole = study(boots, folder)
     again = study(boots, folder)
-    found = sorted(folder.glob("studies/*/boots/*/boot.json"))
+    found = sorted(folder.glob(f"studies/*/boots/*/{RECORD}"))
     records = [load(BootRecord, path) for path in found]
-    plans = [load(BootPlan, path.with_name("plan.json")) for path in found]
+    plans = [load(BootPlan, path.with_name(PLAN)) for path in found]
     began = time.monotonic()
     for plan in plans:
         bare(plan, folder / "bare.log")

@@ -18,6 +18,7 @@ from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
+from d3.config import LARGE_STUDY
 from d3.errors import D3Error, one_line
 from d3.install import lock_digest, model_dir
 from d3.model import model_digest
@@ -151,7 +152,5 @@ def _parsed(overrides: list[str]) -> list[Override]:
 
 
 def _ask_before(boots: int, allowed: bool) -> None:
-    from d3.config import LARGE_STUDY
-
     if boots > LARGE_STUDY and not allowed:
         raise D3Error(f"this study has {boots} boots, hours of work", "add allow_large=true if you mean it")

@@ -50,7 +50,7 @@ class EngineConfig:
 
 @dataclass
 class ModelConfig:
-    """The model by digest. `package` ships it; `convert` names how it becomes a checkpoint; `path` points elsewhere."""
+    """The model by its weights' digest. `package` ships it as `file`; `path` names a checkpoint elsewhere."""
 
     name: str = MISSING
     digest: str | None = None

@@ -48,6 +48,11 @@ def environment(plan: BootPlan) -> dict[str, str]:
     return {**{k: os.environ[k] for k in PASSED_ON if k in os.environ}, **OFFLINE, **plan.launch.env}
 
 
+def worker_environment(plan: BootPlan) -> dict[str, str]:
+    """The environment of the `worker` transport: vLLM's engine in the child itself, not in a child of its own."""
+    return {**environment(plan), "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "PYTHONUNBUFFERED": "1"}
+
+
 def last_words(log: Path, fallback: str) -> str:
     """The engine's own error line: the last line of its log that names an error, else `fallback`."""
     try:
@@ -66,8 +71,7 @@ class WorkerEngine:
     def __init__(self, plan: BootPlan, log: Path) -> None:
         self.plan = plan
         command = [plan.launch.python, str(WORKER)]
-        env = {**environment(plan), "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "PYTHONUNBUFFERED": "1"}
-        self.child = launched(command, env, log, piped=True)
+        self.child = launched(command, worker_environment(plan), log, piped=True)
 
     def start(self) -> EngineFacts:
         """Start vLLM in the child from the same flags that a server would get."""

@@ -16,7 +16,7 @@ from d3.errors import D3Error
 from d3.machine import AT_ONCE
 from d3.model import model_digest
 from d3.record import BootPlan, canonical_json
-from d3.store import RECORD, load, write_atomic
+from d3.store import PLAN, RECORD, load, write_atomic
 
 PYTHON, MODEL, LOCATED = "{python}", "{model}", "located.json"
 
@@ -35,7 +35,7 @@ def located(plan: BootPlan, python: str, model: str) -> BootPlan:
 
 def run_all(plans: Path, python: str, model: str, at_once: int) -> int:
     """Run every plan without a record, in the registered order, `at_once` side by side; returns how many failed."""
-    waiting = [(load(BootPlan, path), path.parent) for path in sorted(plans.glob("*/plan.json"))]
+    waiting = [(load(BootPlan, path), path.parent) for path in sorted(plans.glob(f"*/{PLAN}"))]
     digest = model_digest(model)
     for plan, folder in waiting:
         if plan.model_digest != digest:

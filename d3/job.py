@@ -13,9 +13,9 @@ from d3.host import MODEL, PYTHON
 from d3.install import engine_python, model_dir
 from d3.model import model_digest
 from d3.plan import Locations, boot_plan
-from d3.record import Boot, BootPlan, BootRecord, Frozen, canonical_json
+from d3.record import Boot, BootPlan, BootRecord, Frozen
 from d3.registration import Registration, Slot, cell_name, stratum_name
-from d3.store import LOG, boot_dir, find_registration, load_boot, recorded, save_boot, write_atomic
+from d3.store import LOG, boot_dir, find_registration, load_boot, recorded, save_boot, save_plan
 from d3.study import axes_of
 from d3.tracking import Tracking
 
@@ -93,12 +93,12 @@ def run(cfg: DictConfig) -> str:
 
 def _planned(plan: BootPlan) -> str:
     """Leave the plan for another host, its paths open (d3.host fills them in)."""
-    write_atomic(boot_dir(plan) / "plan.json", canonical_json(plan) + "\n")
+    save_plan(plan)
     return "planned"
 
 
 def _boot(plan: BootPlan, cfg: DictConfig, console: Console) -> Boot:
-    write_atomic(boot_dir(plan) / "plan.json", canonical_json(plan) + "\n")
+    save_plan(plan)
     if model_digest(plan.launch.model_path) != plan.model_digest:
         raise D3Error(f"the model in {plan.launch.model_path} changed since it was registered",
                       "restore it, or start a new study")  # fmt: skip

