@@ -19,6 +19,7 @@ import psutil
 POLL_S = 0.1
 LOOK_S = 1.0
 GRACE_S = 10.0
+TRACKER_S = 2.0
 PR_SET_CHILD_SUBREAPER = 36
 SHARED = Path("/dev/shm")  # noqa: S108
 
@@ -142,9 +143,11 @@ class Child:
         self._signal_group(signal.SIGTERM)
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(GRACE_S)
-        self._signal_group(signal.SIGKILL)
+        if self.alive():
+            self._signal_group(signal.SIGKILL)
         self._ended()
         leftovers = self._reap_rest()
+        self._signal_group(signal.SIGKILL)
         self._log.close()
         if self._process.stdout is not None:
             self._process.stdout.close()
@@ -164,20 +167,29 @@ class Child:
         rest = {
             p.pid: p for p in [*self._tree.values(), *self._orphans()] if p.pid != self._process.pid and p.is_running()
         }
-        words = []
-        for process in rest.values():
-            with contextlib.suppress(psutil.Error):
-                self._segments |= _shared_memory(process.pid)
-                if process.status() != psutil.STATUS_ZOMBIE:
-                    words.append(f"process {process.name()}")
-                    process.kill()
-        psutil.wait_procs(list(rest.values()), timeout=GRACE_S)
+        # Python's resource trackers unlink what their family left, once it is gone; killed with it, they cannot.
+        trackers = [p for p in rest.values() if _tracks(p)]
+        words = self._kill([p for p in rest.values() if p not in trackers])
+        _, late = psutil.wait_procs(trackers, timeout=TRACKER_S)
+        words += self._kill(late)
         for segment in self._segments - self._segments_before:
             if segment.exists():
                 words.append(f"shared memory {segment.name}")
                 with contextlib.suppress(OSError):
                     segment.unlink()
         return tuple(sorted(words))
+
+    def _kill(self, processes: Sequence[psutil.Process]) -> list[str]:
+        """Kill and reap these, noting what they map; returns those that still lived, in words."""
+        words = []
+        for process in processes:
+            with contextlib.suppress(psutil.Error):
+                self._segments |= _shared_memory(process.pid)
+                if process.status() != psutil.STATUS_ZOMBIE:
+                    words.append(f"process {process.name()}")
+                    process.kill()
+        psutil.wait_procs(list(processes), timeout=GRACE_S)
+        return words
 
     def _orphans(self) -> list[psutil.Process]:
         """What the child's family left to us: always in another session than ours, unlike what we start ourselves."""
@@ -193,6 +205,12 @@ def _adopt_orphans() -> None:
     """Make orphans of the child our children (Linux prctl), so that they can be found and reaped."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def _tracks(process: psutil.Process) -> bool:
+    with contextlib.suppress(psutil.Error):
+        return any("multiprocessing.resource_tracker" in word for word in process.cmdline())
+    return False
 
 
 def _segments() -> set[Path]:

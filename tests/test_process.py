@@ -145,6 +145,16 @@ f = open("{other}", "r+b"); m = mmap.mmap(f.fileno(), 4096); print("mapped", flu
         other.unlink()
 
 
+def test_what_pythons_own_tracker_would_unlink_is_not_left(shell) -> None:
+    """A segment that nobody maps any more: only the tracker knows of it, and it was killed with its family once."""
+    child = shell("""exec $PYTHON -S -c 'import time; from multiprocessing.shared_memory import SharedMemory
+s = SharedMemory(create=True, size=4096); s.close(); print(s.name, flush=True); time.sleep(60)'""")
+    segment = Path("/dev/shm") / child.receive(10)  # noqa: S108
+    assert segment.exists()
+    assert child.stop() == ()
+    assert not segment.exists()
+
+
 def test_processes_that_the_child_did_not_start_are_left_alone(shell) -> None:
     before = subprocess.Popen(["sh", "-c", "sleep 63 & echo; wait"], start_new_session=True, stdout=subprocess.PIPE)
     assert before.stdout is not None
