@@ -3,7 +3,6 @@
 Hydra turns exceptions of a callback into warnings, but a study must not start unregistered: errors leave by SystemExit.
 """
 
-import atexit
 import sys
 import traceback
 from typing import Any
@@ -23,8 +22,8 @@ from d3.errors import D3Error, one_line
 from d3.install import lock_digest, model_dir
 from d3.model import model_digest
 from d3.preflight import preflight
-from d3.registration import Registration, short
-from d3.store import lock_study, save_registration, study_dir
+from d3.registration import Registration
+from d3.store import study_dir
 from d3.study import Pins, register
 
 
@@ -61,7 +60,7 @@ class StudyCallback(Callback):
             preflight(configs)
         swept = [o.key_or_group for o in grid if o.is_sweep_override()]
         self._open(register(configs, swept, pins(configs)))
-        config.hydra.overrides.task.append(f"registration={self.registration.id()}")
+        config.hydra.overrides.task.append(f"registration={self.study.registration.id()}")
 
     def _start_single(self, config: DictConfig) -> None:
         if config.boots < 1:
@@ -73,45 +72,22 @@ class StudyCallback(Callback):
             if not config.plan_only:
                 preflight([config])
             self._open(register([config], [], pins([config])))
-            config.registration = self.registration.id()
+            config.registration = self.study.registration.id()
 
     def _open(self, registration: Registration) -> None:
-        from d3.tracking import Tracking
+        from d3.opened import OpenStudy  # not for --help: it imports MLflow
 
-        self.registration = registration
-        self.lock = lock_study(registration.id())  # until the study is closed
-        self.tracking = Tracking()
-        save_registration(registration)
-        self.study = self.tracking.open_study(registration)
-        self.open = True
-        # Ctrl-C and errors leave without on_multirun_end; the parent run must not stay RUNNING.
-        atexit.register(self._close, "KILLED")
-        print(f"registered {short(registration.id())}: {registration.study}, {len(registration.cells)} cells x "
-              f"{registration.boots} boots, MLflow run {self.study.run_id}", flush=True)  # fmt: skip
-
-    def _close(self, status: str) -> None:
-        if self.open:
-            self.open = False
-            self.lock.close()
-            try:
-                self.tracking.close_study(self.study, status)
-            except D3Error as error:  # at exit nobody else would catch it
-                print(f"error: {error}", file=sys.stderr)
+        self.study = OpenStudy(registration)
 
     def _finish(self, config: DictConfig) -> None:
-        from d3.job import tally
-
         if config.plan_only:
-            self._close("SCHEDULED")
-            print(
-                f"planned, nothing run: {study_dir(self.registration.id()) / 'boots'}\nnext: python -m d3.host --help"
-            )
+            self.study.close("SCHEDULED")
+            boots = study_dir(self.study.registration.id()) / "boots"
+            print(f"planned, nothing run: {boots}\nnext: python -m d3.host --help")
             return
-        counts = tally(self.registration)
-        self._close("FAILED" if counts.missing else "FINISHED")
-        print(counts.words())
+        missing = self.study.finish()
         print(f"next: python -m d3.certify --run {self.study.run_id}")
-        if counts.missing:
+        if missing:
             sys.exit(1)
 
     @staticmethod

@@ -63,11 +63,20 @@ def run(cfg: DictConfig) -> str:
         raise D3Error("this job has no registration", "start studies with: python -m d3 -m apc=on,off invariant=0,1")
     registration = find_registration(cfg.registration)
     slot = _slot(cfg, registration)
+    if cfg.plan_only:
+        attempts = _of_slot((record for _, record in recorded(registration.id())), slot)
+        return _planned(boot_plan(registration, slot, len(attempts) + 1, Locations(python=PYTHON, model=MODEL)))
+    return run_slot(registration, slot, _locations(cfg))
+
+
+def run_slot(registration: Registration, slot: Slot, where: Locations) -> str:
+    """Run one registered boot if it has no valid record yet, write it and log it. Returns its status.
+
+    Raises KeyboardInterrupt after a boot that was stopped, and D3Error where the model or MLflow is not as it must be.
+    """
     attempts = [record for _, record in recorded(registration.id())]
     mine = _of_slot(attempts, slot)
     console = Console(registration, attempts, slot)
-    if cfg.plan_only:
-        return _planned(boot_plan(registration, slot, len(mine) + 1, Locations(python=PYTHON, model=MODEL)))
     tracking = Tracking()
     study = tracking.open_study(registration)
     for earlier in mine:  # a store that was down or is new gets what it lacks
@@ -80,9 +89,9 @@ def run(cfg: DictConfig) -> str:
     if mine and (len(tried) >= registration.max_attempts or (refused and _ended(mine))):
         console.say(f"not tried again: attempt {mine[-1].attempt} was {mine[-1].status}: {mine[-1].reason}")
         return mine[-1].status
-    plan = boot_plan(registration, slot, 1 + max((r.attempt for r in mine), default=0), _locations(cfg))
+    plan = boot_plan(registration, slot, 1 + max((r.attempt for r in mine), default=0), where)
     began = time.monotonic()
-    boot = booting.skipped(plan, f"the flag is unavailable: {refused.reason}") if refused else _boot(plan, cfg, console)
+    boot = booting.skipped(plan, f"the flag is unavailable: {refused.reason}") if refused else _boot(plan, console)
     save_boot(boot, boot_dir(plan))
     tracking.log_boot(study, boot, boot_dir(plan) / LOG)
     console.done(boot.record, time.monotonic() - began)
@@ -97,7 +106,7 @@ def _planned(plan: BootPlan) -> str:
     return "planned"
 
 
-def _boot(plan: BootPlan, cfg: DictConfig, console: Console) -> Boot:
+def _boot(plan: BootPlan, console: Console) -> Boot:
     save_plan(plan)
     if model_digest(plan.launch.model_path) != plan.model_digest:
         raise D3Error(f"the model in {plan.launch.model_path} changed since it was registered",

@@ -48,7 +48,7 @@ def d3(store: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixtu
 
     def run(*words: str) -> Done:
         at_exit: list[tuple[Callable[..., object], tuple[Any, ...]]] = []
-        monkeypatch.setattr("d3.callbacks.atexit.register", lambda f, *a: at_exit.append((f, a)))
+        monkeypatch.setattr("d3.opened.atexit.register", lambda f, *a: at_exit.append((f, a)))
         monkeypatch.setattr(sys, "argv", ["d3", *words])
         GlobalHydra.instance().clear()
         handler = signal.getsignal(signal.SIGTERM)
