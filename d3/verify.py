@@ -13,6 +13,7 @@ from d3.errors import D3Error
 from d3.record import Boot, BootRecord, canonical_json, plain, sha256
 from d3.registration import diff_paths, short
 from d3.schema import CERTIFICATE_VERSION, Artifact, BootEntry, Certificate, digest
+from d3.statement import check
 from d3.store import explain, parse_responses
 
 SHOWN = 20  # problems of one kind that are printed; the rest is counted
@@ -146,17 +147,28 @@ def main(argv: list[str] | None = None) -> int:
         epilog="Exit code: 0 it holds, 1 it does not, 2 nothing to check. Needs no engine and no tracking store.",
     )
     parser.add_argument("file", type=Path, help="the certificate, such as results/d3_determinism_2x2.json")
-    path: Path = parser.parse_args(argv).file
+    parser.add_argument(
+        "--verify-key",
+        type=Path,
+        metavar="KEY",
+        help="a public key (PEM): the statement beside FILE must be signed by it",
+    )
+    options = parser.parse_args(argv)
+    path: Path = options.file
     out = getattr(sys.stdout, "reconfigure", None)
     if out:
         out(errors="backslashreplace")
     try:
         problems = verify(path)
+        if options.verify_key:
+            problems += check(path, options.verify_key)
         if not problems:
             found = load(path)
             counts = f"{found.totals.counted} of {found.totals.boots} boots counted"
             print(printable(f"{path}: holds; {counts}, registration {short(found.registration_id)}"))
             print(printable(found.answer))
+            if options.verify_key:
+                print(printable(f"signed with the key of {options.verify_key}"))
             return 0
     except D3Error as error:
         print(printable(f"error: {error}"), file=sys.stderr)
