@@ -1,11 +1,11 @@
 """`python -m d3`: the Hydra entry. `-m apc=on,off invariant=0,1` runs the study; without -m, one boot."""
 
 import os
-import signal
 import sys
 from typing import Any
 
 from d3.errors import D3Error, one_line
+from d3.signals import STOPPED, stop_on_signals
 
 
 def main() -> int:
@@ -22,9 +22,7 @@ def main() -> int:
     os.environ["D3_RUNS"] = str(runs_dir())  # jobs in other processes must agree on it
     # Hydra would print its errors over several lines and exit by itself; with this it lets them out.
     own_trace = os.environ.setdefault("HYDRA_FULL_ERROR", "1") and os.environ.get("D3_TRACE")
-    # A shell's background jobs start with SIGINT ignored; a signal that is sent all the same should stop the study.
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    signal.signal(signal.SIGTERM, _terminated)
+    stop_on_signals()
 
     @hydra.main(version_base="1.3", config_path="../conf", config_name="config")
     def job(cfg: DictConfig) -> Any:
@@ -42,9 +40,7 @@ def main() -> int:
     try:
         job()
     except KeyboardInterrupt:
-        print(
-            "stopped; the boots already done are kept, the same command goes on where this one stopped", file=sys.stderr
-        )
+        print(STOPPED, file=sys.stderr)
         return 130
     except D3Error as error:
         if own_trace:
@@ -57,11 +53,6 @@ def main() -> int:
         print(f"error: {one_line(error)}", file=sys.stderr)
         return 2
     return 0
-
-
-def _terminated(number: int, _frame: Any) -> None:
-    """SIGTERM ends a study as Ctrl-C does: engine stopped, boot recorded, parent run closed."""
-    raise KeyboardInterrupt
 
 
 if __name__ == "__main__":

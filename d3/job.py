@@ -81,14 +81,11 @@ def run_slot(registration: Registration, slot: Slot, where: Locations) -> str:
     study = tracking.open_study(registration)
     for earlier in mine:  # a store that was down or is new gets what it lacks
         tracking.log_boot(study, load_boot(boot_dir(earlier)), boot_dir(earlier) / LOG)
-    if any(r.status == "valid" for r in mine):
-        console.say("already recorded")
-        return "valid"
+    if ended := settled(registration, attempts, slot):
+        again = f"not tried again: attempt {ended.attempt} was {ended.status}: {ended.reason}"
+        console.say("already recorded" if ended.status == "valid" else again)
+        return ended.status
     refused = _refusal(registration, attempts, slot)
-    tried = [r for r in mine if r.status in {"failed", "void"}]
-    if mine and (len(tried) >= registration.max_attempts or (refused and _ended(mine))):
-        console.say(f"not tried again: attempt {mine[-1].attempt} was {mine[-1].status}: {mine[-1].reason}")
-        return mine[-1].status
     plan = boot_plan(registration, slot, 1 + max((r.attempt for r in mine), default=0), where)
     began = time.monotonic()
     boot = booting.skipped(plan, f"the flag is unavailable: {refused.reason}") if refused else _boot(plan, console)
@@ -98,6 +95,16 @@ def run_slot(registration: Registration, slot: Slot, where: Locations) -> str:
     if boot.record.status == "stopped":
         raise KeyboardInterrupt
     return boot.record.status
+
+
+def settled(registration: Registration, attempts: Sequence[BootRecord], slot: Slot) -> BootRecord | None:
+    """The record that ends a slot: a valid one, or the last one where no more may be tried; None where one is due."""
+    mine = _of_slot(attempts, slot)
+    if valid := [r for r in mine if r.status == "valid"]:
+        return valid[-1]
+    tried = [r for r in mine if r.status in {"failed", "void"}]
+    refused = _ended(mine) and _refusal(registration, attempts, slot)
+    return mine[-1] if mine and (len(tried) >= registration.max_attempts or refused) else None
 
 
 def _planned(plan: BootPlan) -> str:

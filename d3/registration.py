@@ -4,6 +4,8 @@ import random
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from pydantic import Field
+
 from d3.record import Expect, Frozen, Message, canonical_json, sha256
 
 STUDY_FACTORS = ("apc", "invariant")
@@ -65,8 +67,18 @@ class Slot(Frozen):
     cell: str
 
 
+class Repeats(Frozen):
+    """What a study repeats: a certificate by its digest. `number` counts the repetitions on one machine from 1."""
+
+    certificate: str
+    number: int
+
+
 class Registration(Frozen):
-    """The whole study as it was fixed before the first boot. Its id is the SHA-256 of its canonical JSON."""
+    """The whole study as it was fixed before the first boot. Its id is the SHA-256 of its canonical JSON.
+
+    `repeats` is left out of the JSON where it is None, so that ids of studies from before it was there stay.
+    """
 
     schema_version: int = 1
     study: str
@@ -86,6 +98,7 @@ class Registration(Frozen):
     prior_art: tuple[PriorArt, ...]
     cells: tuple[CellSpec, ...]
     order: tuple[Slot, ...]
+    repeats: Repeats | None = Field(default=None, exclude_if=lambda value: value is None)
 
     def id(self) -> str:
         """The registration id: 64 hex digits."""
@@ -129,6 +142,18 @@ def prompt_order(prompts: Sequence[Prompt], boot: int, seed: int) -> tuple[Promp
     shuffled = list(prompts)
     random.Random(f"{seed}:prompts:{boot}").shuffle(shuffled)  # noqa: S311
     return tuple(shuffled)
+
+
+def repetition(original: Registration, boots: int, repeats: Repeats) -> Registration:
+    """The same study with `boots` boots per cell, registered anew as a repetition; its blocks are drawn as then."""
+    names = [(c.stratum, c.cell) for c in original.cells]
+    changes = {
+        "boots": boots,
+        "min_valid_boots": min(original.min_valid_boots, boots),
+        "order": block_order(names, boots, original.seed),
+        "repeats": repeats,
+    }
+    return original.model_copy(update=changes)
 
 
 def differences(one: Registration, other: Registration) -> list[str]:
