@@ -16,7 +16,7 @@ test: env
 	$(PY) -m pytest
 
 test-all: env engine lint
-	$(PY) -m pytest -m "slow or not slow" --cov --cov-report=term
+	$(PY) -m pytest -n 0 -m "slow or not slow" --cov --cov-report=term
 
 lint: env
 	$(PY) -m ruff check .

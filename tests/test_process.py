@@ -13,7 +13,7 @@ import pytest
 from d3.process import Child, ChildDied, ChildTimeout
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
-SEGMENT = "/dev/shm/d3-fake-test"  # noqa: S108
+SEGMENT = f"/dev/shm/d3-test-{os.getpid()}"  # noqa: S108
 
 
 @pytest.fixture
