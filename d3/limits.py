@@ -59,7 +59,7 @@ def varied(registration: Registration) -> tuple[str, ...]:
 
 def held(registration: Registration) -> tuple[str, ...]:
     """The registered settings that were the same in every cell."""
-    first, *rest = [_flat("", c.settings) for c in registration.cells]
+    first, *rest = [flat("", c.settings) for c in registration.cells]
     return tuple(f"{k}={v}" for k, v in sorted(first.items()) if all(other.get(k) == v for other in rest))
 
 
@@ -75,9 +75,10 @@ def neither(registration: Registration, found: Environment) -> tuple[str, ...]:
     return (*moved, *UNCONTROLLED)
 
 
-def _flat(path: str, value: object) -> dict[str, str]:
+def flat(path: str, value: object) -> dict[str, str]:
+    """A nested setting as dotted names with text; a list is one text."""
     if isinstance(value, dict):
-        return {p: x for k, v in value.items() for p, x in _flat(f"{path}.{k}".strip("."), v).items()}
+        return {p: x for k, v in value.items() for p, x in flat(f"{path}.{k}".strip("."), v).items()}
     if isinstance(value, list | tuple) and not value:
         return {}
     if isinstance(value, list | tuple):

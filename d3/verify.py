@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from d3.certificate import REGISTRATION, build, folder_of, load, render
 from d3.errors import D3Error
-from d3.record import Boot, BootRecord, canonical_json, plain, sha256
+from d3.record import Boot, BootRecord, Frozen, canonical_json, plain, sha256
 from d3.registration import diff_paths, short
 from d3.schema import CERTIFICATE_VERSION, Artifact, BootEntry, Certificate, digest
 from d3.statement import check
@@ -19,11 +19,24 @@ from d3.store import explain, parse_responses
 SHOWN = 20  # problems of one kind that are printed; the rest is counted
 
 
+class Examined(Frozen):
+    """A certificate with the boots beside it that could be read, and every problem, one line each."""
+
+    certificate: Certificate
+    boots: tuple[Boot, ...]
+    problems: tuple[str, ...]
+
+
 def verify(path: Path) -> list[str]:
     """Every problem of a certificate and its artifacts, one line each; an empty list when it holds.
 
     Raises D3Error where there is nothing to check: no file, no folder, or no certificate of a version known here.
     """
+    return list(examine(path).problems)
+
+
+def examine(path: Path) -> Examined:
+    """`verify`, with what was read on the way, so that whoever goes on with it goes on with what was checked."""
     certificate, folder = _read(path), folder_of(path)
     problems = _itself(path, certificate)
     problems += _files(folder, certificate)
@@ -35,7 +48,7 @@ def verify(path: Path) -> list[str]:
             problems.append(error.message)
     if len(boots) == len(certificate.boots):
         problems += _rebuilt(certificate, boots)
-    return problems
+    return Examined(certificate=certificate, boots=tuple(boots), problems=tuple(problems))
 
 
 def _read(path: Path) -> Certificate:
@@ -159,11 +172,12 @@ def main(argv: list[str] | None = None) -> int:
     if out:
         out(errors="backslashreplace")
     try:
-        problems = verify(path)
+        examined = examine(path)
+        problems = examined.problems
         if options.verify_key:
-            problems += check(path, options.verify_key)
+            problems = (*problems, *check(path, options.verify_key))
         if not problems:
-            found = load(path)
+            found = examined.certificate
             counts = f"{found.totals.counted} of {found.totals.boots} boots counted"
             print(printable(f"{path}: holds; {counts}, registration {short(found.registration_id)}"))
             print(printable(found.answer))
