@@ -84,12 +84,12 @@ def run(certificate: Certificate, boots: int | None, python: str | None, model: 
 
 
 def outcome(row: Row) -> str:
-    """What became of one place, in words. A `same` place can still hold other bytes: another device or build does it."""
+    """What became of one place, in words: another device or build may show the same pattern with other bytes."""
     if row.change == "not_comparable":
         return f"no answer ({row.why})"
     if row.change != "same":
         return "another pattern"
-    return "same bytes" if row.responses == "same" else "same pattern, other bytes"
+    return "identical" if row.responses == "same" else "same pattern, other values"
 
 
 def shown(found: Comparison) -> RenderableType:

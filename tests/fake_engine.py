@@ -19,7 +19,7 @@ from pathlib import Path
 WAYS = (
     "die_in_boot", "die_with_flag", "die_quietly", "hang_in_boot", "hang_in_request", "http_500", "http_429",
     "half_json", "not_json", "no_choices", "null_choice", "nan_logprobs", "no_logprobs", "other_version", "orphan",
-    "ignore_cache_flag",
+    "ignore_cache_flag", "ignore_invariant", "other_bytes",
 )  # fmt: skip
 FLAG_ERROR = "TypeError: 'function' object is not subscriptable"
 BOOT_ERROR = "ValueError: no available memory for the cache blocks"
@@ -32,8 +32,8 @@ Reply = dict[str, object]
 class Model:
     """Tokens, a prefix cache in blocks, and answers that follow from both."""
 
-    def __init__(self, apc: bool, invariant: bool, block_size: int) -> None:
-        self.apc, self.invariant, self.block_size = apc, invariant, block_size
+    def __init__(self, apc: bool, invariant: bool, block_size: int, offset: int = 0) -> None:
+        self.apc, self.invariant, self.block_size, self.offset = apc, invariant, block_size, offset
         self.blocks: set[tuple[str, tuple[int, ...]]] = set()
 
     def tokens(self, messages: list[dict[str, str]]) -> list[int]:
@@ -52,7 +52,7 @@ class Model:
         """Token ids, log-probabilities and top-2 gaps."""
         moved = bool(cached) and not self.invariant and len(ids) > LONG
         shift = 0.001 if self.invariant else 0.0
-        first = sum(ids) % 1000
+        first = sum(ids) % 1000 + self.offset
         chosen = [first, first + 1, first + 2, first + (9 if moved else 3)]
         logprobs = [-0.125 - shift, -0.25 - shift - moved * 1e-3, -0.5 - shift, -0.75 - shift]
         return chosen, logprobs, [2.0, 1.5, 1.0, 0.0625]
@@ -72,7 +72,8 @@ class Engine:
         parser.add_argument("--switch", default="")
         self.options = parser.parse_args(arguments)
         apc = self.options.apc == "on" or self.does("ignore_cache_flag")
-        self.model = Model(apc, self.options.invariant == "1", 16)
+        invariant = self.options.invariant == "1" and not self.does("ignore_invariant")
+        self.model = Model(apc, invariant, 16, 5 * self.does("other_bytes"))
         self.version = "9.9" if self.does("other_version") else "1.0"
 
     def does(self, way: str) -> bool:

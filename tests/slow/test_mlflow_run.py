@@ -1,0 +1,82 @@
+"""`mlflow run`: the pinned reproduction, from a clean clone and from a git address, on the real engine."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from mlflow import MlflowClient
+from mlflow.entities import Run
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
+ROOT = Path(__file__).parents[2]
+
+
+def git(*words: str) -> str:
+    return subprocess.run(["git", *words], check=True, capture_output=True, text=True).stdout.strip()
+
+
+@pytest.fixture(scope="module")
+def bare(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A bare repository with this commit."""
+    path = tmp_path_factory.mktemp("git") / "d3.git"
+    git("clone", "--quiet", "--bare", str(ROOT), str(path))
+    return path
+
+
+def mlflow_run(folder: Path, uri: str, *words: str) -> str:
+    """`mlflow run URI WORDS` with a store and environments of its own under `folder`; returns what it printed."""
+    env = os.environ | {
+        "MLFLOW_TRACKING_URI": f"sqlite:///{folder}/mlflow.db",
+        "MLFLOW_ENV_ROOT": str(folder / "envs"),
+        "D3_RUNS": str(folder / "runs"),
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+    }
+    done = subprocess.run(
+        [sys.executable, "-m", "mlflow", "run", uri, *words], env=env, cwd=folder, text=True, check=False,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout[-3000:]
+    return done.stdout
+
+
+def runs(folder: Path, kind: str) -> list[Run]:
+    client = MlflowClient(f"sqlite:///{folder}/mlflow.db")
+    everywhere = [e.experiment_id for e in client.search_experiments()]
+    return list(client.search_runs(everywhere, f"tags.`d3.kind` = '{kind}'"))
+
+
+def test_from_a_clean_clone_the_run_that_mlflow_opens_is_the_study(bare: Path, tmp_path: Path) -> None:
+    clone = tmp_path / "clone"
+    git("clone", "--quiet", str(bare), str(clone))
+    mlflow_run(tmp_path, str(clone), "--env-manager", "uv", "-P", "boots=1")
+    client = MlflowClient(f"sqlite:///{tmp_path}/mlflow.db")
+    (opened,) = [r for r in client.search_runs(["0"]) if "mlflow.project.entryPoint" in r.data.tags]
+    (study,) = runs(tmp_path, "study")
+    assert study.info.run_id == opened.info.run_id
+    assert study.info.status == "FINISHED"
+    assert {r.data.tags["mlflow.parentRunId"] for r in runs(tmp_path, "boot")} == {study.info.run_id}
+    assert [r.data.tags["d3.status"] for r in runs(tmp_path, "boot")] == ["valid"] * 4
+    path = clone / "results" / f"d3_determinism_2x2-{study.data.tags['d3.registration'][:12]}.json"
+    assert json.loads(path.read_text())["totals"]["counted"] == 4
+    assert git("-C", str(clone), "status", "--porcelain", "--untracked-files=no") == ""
+
+
+def test_from_a_git_address_the_committed_cpu_certificate_gives_its_verdict_here(bare: Path, tmp_path: Path) -> None:
+    commit = git("-C", str(bare), "rev-parse", "HEAD")
+    words = ("--version", commit, "--env-manager", "virtualenv", "-e", "reproduce", "-P", "boots=1")
+    out = mlflow_run(tmp_path, f"file://{bare}", *words)
+    assert "base, bytes: KNOWN here too" in out
+    (study,) = runs(tmp_path, "study")
+    assert study.data.tags["mlflow.source.git.commit"] == commit
+    (path,) = (tmp_path / "runs" / "reproductions").glob("*.json")
+    repeats = json.loads(path.read_text())["registration"]["repeats"]
+    original = json.loads((ROOT / "results" / "d3_determinism_2x2.json").read_text())
+    assert repeats == {"certificate": original["digest"], "number": 1}
+
+
+def test_local_environment_and_the_other_entry_points(bare: Path, tmp_path: Path) -> None:
+    out = mlflow_run(tmp_path, f"file://{bare}", "--env-manager", "local", "-e", "verify")
+    assert "holds; 24 of 24 boots counted" in out
