@@ -53,11 +53,16 @@ def empty_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
-    found = Home(tmp_path, tmp_path / "runs", tmp_path / "switch", tmp_path / "model")
+    return at_home(tmp_path, monkeypatch)
+
+
+def at_home(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
+    """Make `folder` the home of everything that D3 writes, for as long as `monkeypatch` holds."""
+    found = Home(folder, folder / "runs", folder / "switch", folder / "model")
     found.model.mkdir()
     (found.model / "model.safetensors").write_text("no weights at all\n")
     monkeypatch.setenv("D3_RUNS", str(found.runs))
-    monkeypatch.setenv("D3_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("D3_CACHE", str(folder / "cache"))
     monkeypatch.setenv("D3_TESTS", str(TESTS))
     monkeypatch.setenv("D3_TEST_SWITCH", str(found.switch))
     monkeypatch.setenv("D3_TEST_MODEL", str(found.model))
