@@ -70,7 +70,8 @@ def _cells(comparison: Comparison, group: Group) -> list[str]:
     row = group.rows[0]
     old, new = (count(e.counts) if e.counts else "absent" for e in (row.old, row.new))
     why = worse(row, comparison)
-    change = f"{WORDS[row.change]}{causes(row)}" + (f"; WORSE: {why}" if why else "")
+    reason = "" if row.change == "appeared" else f": {why}"
+    change = f"{WORDS[row.change]}{causes(row)}" + (f"; WORSE{reason}" if why else "")
     return [row.cell, row.prompt, group.endpoints, old, new, change, row.why or "the rate is the same"]
 
 

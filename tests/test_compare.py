@@ -1,19 +1,27 @@
 """Two certificates side by side: what changed, how sure that is, and what a gate makes of it."""
 
+import importlib
+import re
+import shlex
 import shutil
+import subprocess
 import xml.etree.ElementTree as ET
 from itertools import product
 from pathlib import Path
 
 import pytest
+import yaml
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from build import AGREE, BOOT, CACHE, CONTEXT, FOUR, SCATTERED, boot, boots, failed, registration, response
+from conftest import composed
 from d3.certificate import build, write
 from d3.ci import annotations, junit
 from d3.compare import main
 from d3.comparison import Comparison, Row, Side, VerdictChange, compare, told
+from d3.errors import D3Error
 from d3.gate import findings, passes, worse, worse_verdict
 from d3.record import ENDPOINTS, Boot
 from d3.registration import Message, Prompt, Registration, differences
@@ -53,7 +61,7 @@ def row(found: Comparison, cell: str = "on/0", endpoint: str = "text", prompt: s
         (of(6, 6), of(6, 6), "same", 1.0, ""),
         (of(0, 6), of(1, 6), "appeared", 1.0, "not told from chance (p = 1); more boots would tell"),
         (of(0, 6), of(6, 6), "appeared", 0.0021645, "told from chance (p = 0.0022)"),
-        (of(0, 3), of(3, 3), "appeared", 0.1, "too few boots: none of 3 against all of 3"),
+        (of(0, 3), of(3, 3), "appeared", 0.1, "too few boots: not even 0 of 3 against 3 of 3 is told from chance"),
         (of(5, 6), of(0, 6), "went", 0.0151515, "told from chance (p = 0.015)"),
         (of(3, 6), of(4, 6), "same", 1.0, "not told from chance"),
         (of(1, 6), of(6, 6), "changed", 0.0151515, "told from chance"),
@@ -385,7 +393,7 @@ def test_what_changed_is_shown_with_its_place_and_the_next_command(pair, capsys)
     assert "both are of the same registration" in printed
     assert "6 / 6 [54%, 100%]" in printed
     assert "told from chance (p = 0.0022)" in printed
-    assert "WORSE: differs where it did not" in printed
+    assert "appeared; WORSE" in printed
     assert "error: base: bytes: verdict NO DIVERGENCE -> KNOWN" not in printed
     assert "error: base: bytes: verdict NO DIVERGENCE -> OPEN GAP" in printed
     assert "gate: fails; worse: 6 places, 3 verdicts, 0 controls" in printed
@@ -442,7 +450,9 @@ def test_the_readme_shows_what_the_command_prints(tmp_path, capsys):
     new = written(tmp_path, "cpu_flag", recorded("flag_unavailable"))
     assert main([str(CPU), new, "--gate"]) == 1
     printed = [line.strip() for line in capsys.readouterr().out.splitlines()]
-    shown = (ROOT / "README.md").read_text().split("<!-- compare -->")[1].split("```")[1].splitlines()[2:]
+    shown = (
+        (ROOT / "README.md").read_text().split("<!-- compare -->")[1].split("```")[1].splitlines()[2:]
+    )  # after the command
     assert len(shown) >= 6
     assert [line for line in shown if line not in printed and line != "..."] == []
 
@@ -548,3 +558,57 @@ def test_no_text_from_a_file_begins_a_line(tmp_path, capsys):
     printed = capsys.readouterr().out
     assert "::set-output" in printed
     assert not [line for line in printed.splitlines() if line.lstrip().startswith("::")]
+
+
+# --- the workflow -----------------------------------------------------------------------------------------------------
+
+
+WORKFLOW = yaml.safe_load((ROOT / "docs/ci_gate.yml").read_text())
+STEPS = WORKFLOW["jobs"]["gate"]["steps"]
+
+
+def commands() -> list[list[str]]:
+    """Every `python -m d3...` of the workflow in words, the module first."""
+    text = "\n".join(step.get("run", "") for step in STEPS).replace("\\\n", " ")
+    lines = [shlex.split(line.partition("||")[0]) for line in text.splitlines() if " -m d3" in line]
+    return [words[words.index("-m") + 1 :] for words in lines]
+
+
+def test_the_workflow_has_the_least_rights_and_pinned_actions():
+    assert WORKFLOW["permissions"] == {"contents": "read"}
+    assert set(WORKFLOW[True]) == {"schedule", "workflow_dispatch"}, "YAML 1.1 reads `on` as true"
+    uses = [step["uses"] for step in STEPS if "uses" in step]
+    assert [u for u in uses if not re.fullmatch(r"actions/[a-z-]+@v[0-9]+", u)] == []
+    checkouts = [s["with"] for s in STEPS if s.get("uses", "").startswith("actions/checkout")]
+    assert [c["persist-credentials"] for c in checkouts] == [False, False]
+    assert not any("${{" in step.get("run", "") for step in STEPS), "an expression in a script is an injection"
+
+
+def test_the_scripts_of_the_workflow_are_bash():
+    for step in (s for s in STEPS if "run" in s):
+        done = subprocess.run(["bash", "-n"], input=step["run"], text=True, capture_output=True, check=False)
+        assert (done.returncode, done.stderr) == (0, ""), step["name"]
+
+
+def one_job(words: list[str]) -> list[str]:
+    """The overrides of the first job of a sweep."""
+    found = OverridesParser.create().parse_overrides(words)
+    values = [next(o.sweep_string_iterator()) if o.is_sweep_override() else o.value() for o in found]
+    return [f"{o.key_or_group}={value}" for o, value in zip(found, values, strict=True)]
+
+
+def test_every_command_of_the_workflow_is_accepted(monkeypatch, capsys):
+    found = commands()
+    assert [words[0] for words in found] == ["d3", "d3.certify", "d3.verify", "d3.compare"]
+    (_, sweep, *overrides), *others = found
+    assert sweep == "-m"
+    assert composed(*one_job(overrides), fake=False).engine.version == "$ENGINE_VERSION"
+
+    def stop(*_: object) -> None:
+        raise D3Error("stopped after the command line was read")
+
+    for module, *words in others:
+        command = importlib.import_module(module)
+        monkeypatch.setattr(command, "certify" if module == "d3.certify" else "examine", stop)
+        assert command.main(words) == 2
+        assert "stopped after the command line was read" in capsys.readouterr().err
