@@ -212,7 +212,7 @@ scripts = st.lists(st.sampled_from([AGREE, AGREE, CACHE, BOOT, SCATTERED]), min_
 studies = st.dictionaries(st.sampled_from(FOUR), scripts)
 
 
-@settings(max_examples=25)
+@settings(max_examples=15)
 @given(studies)
 def test_a_certificate_beside_itself_is_all_the_same(cells):
     one = made(cells, registration(boots=3, prompts=("short",)))
@@ -226,7 +226,7 @@ def test_a_certificate_beside_itself_is_all_the_same(cells):
 SWAPPED = {"appeared": "went", "went": "appeared"}
 
 
-@settings(max_examples=25)
+@settings(max_examples=15)
 @given(studies, studies)
 def test_swapping_the_sides_swaps_appeared_and_went_and_nothing_else(a, b):
     study = registration(boots=3, prompts=("short",))
@@ -320,7 +320,7 @@ def test_a_broken_control_fails_the_gate():
     assert (passes(found), passes(broken)) == (True, False)
 
 
-@settings(max_examples=25)
+@settings(max_examples=15)
 @given(studies, studies, st.sampled_from(FOUR), st.integers(0, 2), st.sampled_from([CACHE, BOOT]))
 def test_more_boots_that_differ_never_open_a_gate_that_was_shut(a, b, cell, index, script):
     study = registration(boots=3, prompts=("short",))
@@ -360,11 +360,19 @@ def recorded(name: str) -> Side:
     return Side(certificate=build(load(Registration, folder / "registration.json"), found, context), boots=tuple(found))
 
 
+@pytest.fixture(scope="module")
+def originals(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("certificates")
+    written(folder, "old", made(of(0, 6)))
+    written(folder, "new", made({"on/0": [CACHE] * 6, "on/1": [CACHE]}))
+    return folder
+
+
 @pytest.fixture
-def pair(tmp_path):
-    return written(tmp_path, "old", made(of(0, 6))), written(
-        tmp_path, "new", made({"on/0": [CACHE] * 6, "on/1": [CACHE]})
-    )
+def pair(originals, tmp_path):
+    """Two files that a test may spoil."""
+    folder = shutil.copytree(originals, tmp_path / "pair")
+    return str(folder / "old.json"), str(folder / "new.json")
 
 
 def test_a_committed_certificate_against_itself_passes(capsys):
@@ -376,14 +384,13 @@ def test_a_committed_certificate_against_itself_passes(capsys):
 
 
 def test_two_studies_with_nothing_in_common_say_so(capsys):
-    assert main([str(CPU), str(H200)]) == 0
     assert main([str(CPU), str(H200), "--gate"]) == 1
     printed = capsys.readouterr().out
     assert "312 places (cell x prompt x endpoint): 312 not comparable" in printed
     assert "new: no stratum base" in printed
     assert "gate: fails; not one place could be compared" in printed
     assert "NVIDIA H200" in printed
-    assert len(printed.splitlines()) < 2 * 110, "differences are grouped"
+    assert len(printed.splitlines()) < 110, "differences are grouped"
 
 
 def test_what_changed_is_shown_with_its_place_and_the_next_command(pair, capsys):
@@ -421,17 +428,16 @@ def test_one_endpoint_alone(tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    ("spoil", "words"),
+    ("place", "spoil", "words"),
     [
-        (lambda p: p.unlink(), "does not exist"),
-        (lambda p: p.write_text("{"), "not JSON"),
-        (lambda p: (p.unlink(), p.mkdir()), "cannot read"),
-        (lambda p: p.write_text(p.read_text().replace("NO DIVERGENCE", "KNOWN")), "does not hold: digest: recorded"),
-        (lambda p: next(p.with_suffix("").glob("boots/*/boot.json")).unlink(), "boot.json: missing"),
-        (lambda p: shutil.rmtree(p.with_suffix("")), "does not exist"),
+        (0, lambda p: p.unlink(), "does not exist"),
+        (1, lambda p: p.write_text("{"), "not JSON"),
+        (0, lambda p: (p.unlink(), p.mkdir()), "cannot read"),
+        (1, lambda p: p.write_text(p.read_text().replace("NO DIVERGENCE", "KNOWN")), "does not hold: digest: recorded"),
+        (0, lambda p: next(p.with_suffix("").glob("boots/*/boot.json")).unlink(), "boot.json: missing"),
+        (1, lambda p: shutil.rmtree(p.with_suffix("")), "does not exist"),
     ],
 )
-@pytest.mark.parametrize("place", [0, 1])
 def test_what_cannot_be_compared_is_refused_in_one_line(pair, place, spoil, words, capsys):
     junit_file = Path(pair[place]).with_name("j.xml")
     spoil(Path(pair[place]))
@@ -464,9 +470,10 @@ def cases(text: str) -> dict[tuple[str, str], ET.Element]:
     """Test cases by name, with the form checked by the rules of the schemas that consumers publish."""
     top = ET.fromstring(text)  # noqa: S314  # our own words
     assert top.tag == "testsuites"
+    assert set(top.attrib) == {"name", "tests", "failures", "errors", "time"}
     for suite in top:
         assert suite.tag == "testsuite"
-        assert suite.get("name")
+        assert set(suite.attrib) == {"name", "tests", "failures", "errors", "skipped", "time"}
         for tag in ("failure", "skipped"):
             counted = suite.get({"failure": "failures"}.get(tag, tag))
             assert int(counted or -1) == len(suite.findall(f"testcase/{tag}"))
@@ -478,7 +485,7 @@ def cases(text: str) -> dict[tuple[str, str], ET.Element]:
             assert all(set(x.attrib) <= {"message", "type"} for x in case)
     found = [(c.get("classname") or "", c.get("name") or "") for c in top.iter("testcase")]
     assert len(set(found)) == len(found)
-    for name in ("tests", "failures", "skipped"):
+    for name in ("tests", "failures"):
         assert int(top.get(name) or -1) == sum(int(s.get(name) or -1) for s in top)
     return dict(zip(found, top.iter("testcase"), strict=True))
 
@@ -510,7 +517,7 @@ def test_junit_skips_what_was_never_measured_and_survives_odd_characters():
     assert nothing["gate", "something could be compared"].find("failure") is not None
 
 
-@settings(max_examples=25)
+@settings(max_examples=15)
 @given(studies, studies)
 def test_junit_fails_when_the_gate_does(a, b):
     study = registration(boots=3, prompts=("short",))
