@@ -242,7 +242,7 @@ def _how_sure(old: Evidence, new: Evidence, level: float, test: str) -> str:
     if told(p, level):
         return f"told from chance (p = {p:.2g})"
     if not told(compare_rates(0, old.n, new.n, new.n, test), level):
-        return f"too few boots: none of {old.n} against all of {new.n} could not be told from chance either"
+        return f"too few boots: not even 0 of {old.n} against {new.n} of {new.n} is told from chance"
     return f"not told from chance (p = {p:.2g}); more boots would tell"
 
 

@@ -68,7 +68,7 @@ def _brief(value: object) -> str:
     text = canonical_json(value)
     if len(text) <= LONG:
         return text.strip('"')
-    size = f"{len(value)} entries, " if isinstance(value, Sequence) and not isinstance(value, str) else ""
+    size = f"{len(value)} of them, " if isinstance(value, tuple) else ""
     return f"{size}sha256 {sha256(text)[:8]}"
 
 

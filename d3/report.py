@@ -110,7 +110,7 @@ def table(stratum: Stratum, endpoint: Endpoint) -> tuple[list[str], list[list[st
     rows = []
     for cell in stratum.cells:
         counts = [next(k for k in p.counts if k.endpoint == endpoint) for p in cell.prompts]
-        rows.append([_cell_name(cell), *(_count(k) for k in counts)])
+        rows.append([_cell_name(cell), *(count(k) for k in counts)])
     if len(prompts) <= WIDE:
         return header, rows
     turned = [list(column) for column in zip(header, *rows, strict=True)]
@@ -121,7 +121,8 @@ def _cell_name(cell: CellResult) -> str:
     return f"APC {cell.factors['apc']}, invariant {cell.factors['invariant']}"
 
 
-def _count(counts: Counts) -> str:
+def count(counts: Counts) -> str:
+    """`k / n [low, high]` as every table shows it."""
     if not counts.n:
         return "void" if counts.void else "no boot"
     scattered = f", {counts.scattered} scattered" if counts.scattered else ""
