@@ -220,7 +220,10 @@ def validate(cfg: Config) -> None:
     if len(set(ids)) < len(ids):
         raise D3Error(f"prompts={cfg.prompts.name} has two prompts of the same id", "give each prompt its own id")
     for prompt in cfg.prompts.items:
-        if not re.fullmatch(r"[\w.-]+", prompt.id, re.ASCII):  # it names parameters, metrics and columns
-            raise D3Error(f"prompt id {prompt.id!r} is not a name", "use letters, digits, dots, dashes and underscores")
+        if not re.fullmatch(r"[\w.-]{1,100}", prompt.id, re.ASCII):  # it names parameters, metrics and columns
+            raise D3Error(
+                f"prompt id {prompt.id!r} is not a name",
+                "use letters, digits, dots, dashes and underscores, 100 at most",
+            )
         if not (prompt.text or any(m.content for m in prompt.messages)):
             raise D3Error(f"prompt {prompt.id} is empty", "give it a text or messages")

@@ -3,13 +3,11 @@
 Uses the client with explicit run states: the fluent interface would mark a killed run FINISHED at exit.
 """
 
-import logging
+import json
 import os
-import sqlite3
 import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
-from datetime import UTC, datetime
+from collections.abc import Callable
+from datetime import datetime
 from pathlib import Path
 from typing import TypeVar
 
@@ -17,11 +15,10 @@ import pandas as pd
 from mlflow import MlflowClient
 from mlflow.entities import Metric, Param, Run, RunTag
 from mlflow.exceptions import MlflowException
-from sqlalchemy.engine import make_url
-from sqlalchemy.exc import SQLAlchemyError
 
 from d3.errors import D3Error
-from d3.headline import metrics_of, params_of
+from d3.headline import metrics_of, params_of, run_name
+from d3.reach import prepare, reachable, reason, tracking_uri
 from d3.record import Boot, BootRecord, Frozen, Status, canonical_json, sha256
 from d3.registration import Registration, short
 from d3.schema import Certificate
@@ -38,9 +35,20 @@ from d3.store import (
     save_registration,
     write_atomic,
 )
+from d3.view import (
+    PROMPTS,
+    boot_tags,
+    description,
+    prompts_input,
+    prompts_table,
+    saved_view,
+    study_metrics,
+    study_tags,
+)
 
 EXPERIMENT = "d3"
 LOG_KEPT = 200_000
+NAME_KEPT = 250
 RUN_STATES: dict[Status, str] = {
     "valid": "FINISHED", "void": "FINISHED", "skipped": "FINISHED", "failed": "FAILED", "stopped": "KILLED",
 }  # fmt: skip
@@ -55,49 +63,17 @@ class Study(Frozen):
 
     run_id: str
     experiment_id: str
+    name: str
     registration_id: str
     registered_at: str
-
-
-def tracking_uri() -> str:
-    """$MLFLOW_TRACKING_URI, else an SQLite file under `runs/`, always absolute."""
-    path = str(runs_dir() / "mlflow.db").replace("%", "%25").replace("?", "%3F")  # it is read as a URL
-    return os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{path}"
-
-
-def _line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0][:200]
-
-
-@contextmanager
-def _reachable() -> Iterator[None]:
-    try:
-        yield
-    except (MlflowException, OSError, sqlite3.Error, SQLAlchemyError) as error:
-        raise D3Error(f"MLflow at {tracking_uri()} does not answer: {_line(error)}",
-                      "start it, or set MLFLOW_TRACKING_URI; recorded boots are kept, send them with: "
-                      "python -m d3.sync") from error  # fmt: skip
-
-
-def _open_sqlite() -> None:
-    """Open an SQLite store once ourselves: where it cannot be opened, MLflow would try again for 100 seconds."""
-    if tracking_uri().startswith("sqlite:") and (path := make_url(tracking_uri()).database):
-        Path(path).parent.mkdir(parents=True, exist_ok=True)
-        with closing(sqlite3.connect(path)) as connection:
-            connection.execute("select count(*) from sqlite_master")
 
 
 class Tracking:
     """One connection to the store. Every method raises D3Error where the store does not answer."""
 
     def __init__(self) -> None:
-        # MLflow reads these at every call; by its defaults a server that is down blocks one for minutes.
-        os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
-        os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "10")
-        logging.getLogger("urllib3.connectionpool").setLevel(logging.ERROR)  # the error itself says so
-        with _reachable():
-            runs_dir().mkdir(parents=True, exist_ok=True)
-            _open_sqlite()
+        with reachable():
+            prepare()
             self.client = MlflowClient(tracking_uri())
             found = self.client.get_experiment_by_name(EXPERIMENT)
             self.experiment: str = found.experiment_id if found else self._create()
@@ -111,7 +87,7 @@ class Tracking:
 
         The registration is logged before this returns, so before any boot.
         """
-        with _reachable():
+        with reachable():
             if found := self.find_study(registration.id()):
                 self.client.update_run(found.run_id, status="RUNNING")
                 return found
@@ -119,10 +95,10 @@ class Tracking:
             adopted = os.environ.pop("MLFLOW_RUN_ID", None)
             run = self.client.get_run(adopted) if adopted else None
             if run is None or "d3.registration" in run.data.tags:
-                name = f"{registration.study} {short(registration.id())}"
-                run = self.client.create_run(self.experiment, run_name=name)
-            run_id = run.info.run_id
-            at = save_registration(registration)
+                name = f"{registration.study} {short(registration.id())}"[:NAME_KEPT]
+                at = save_registration(registration)
+                run = self.client.create_run(self.experiment, start_time=_ms(at), run_name=name)
+            run_id, at = run.info.run_id, save_registration(registration)
             params = {k: ",".join(v) for k, v in registration.axes.items()}
             params |= {
                 "boots": str(registration.boots),
@@ -137,6 +113,9 @@ class Tracking:
                 tags=[RunTag(k, v) for k, v in tags.items()],
             )
             self.client.log_text(run_id, canonical_json(registration) + "\n", REGISTRATION)
+            self.client.log_text(run_id, json.dumps(prompts_table(registration), indent=1) + "\n", PROMPTS)
+            self.client.log_inputs(run_id, datasets=[prompts_input(registration, run_id)])
+            self.client.set_experiment_tag(run.info.experiment_id, *saved_view(registration, run_id, _ms(at)))
             return _study(self.client.get_run(run_id))
 
     def find_study(self, registration_id: str) -> Study | None:
@@ -146,32 +125,39 @@ class Tracking:
 
     def studies(self) -> list[Study]:
         """All studies, the newest first."""
-        with _reachable():
+        with reachable():
             return [_study(run) for run in self._search("tags.`d3.kind` = 'study'")]
 
     def close_study(self, study: Study, status: str) -> None:
         """Give the parent run its last state: FINISHED, FAILED or KILLED."""
-        with _reachable():
+        with reachable():
             self.client.set_terminated(study.run_id, status=status)
 
     def annotate(self, study: Study, certificate: Certificate, text: str, files: list[Path]) -> None:
-        """Put the verdict where people compare runs: the parent's tags, its description and its artifacts."""
-        with _reachable():
-            readings = [f"{s.stratum} {v.endpoint}: {v.reading}" for s in certificate.strata for v in s.verdicts]
-            tags = {
-                "d3.reading": "; ".join(readings),
-                "d3.answer": certificate.answer,
-                "mlflow.note.content": text,
-            }
-            self.client.log_batch(study.run_id, tags=[RunTag(k, v[:5000]) for k, v in tags.items()])
+        """Put the verdict where people compare runs: tags of parent and children, description, metrics, files."""
+        now = _ms(certificate.context.certified_at)
+        note = description(text, f"certificate/{files[0].name}" if files else REGISTRATION)
+        with reachable():
+            self.client.log_batch(
+                study.run_id,
+                metrics=[Metric(k, v, now, 0) for k, v in study_metrics(certificate).items()],
+                tags=[RunTag(k, v) for k, v in study_tags(certificate, note).items()],
+            )
+            for run_id, tags in boot_tags(certificate).items():
+                self.client.log_batch(run_id, tags=[RunTag(k, v) for k, v in tags.items()])
             for file in files:
                 self.client.log_artifact(study.run_id, str(file), "certificate")
 
     def log_boot(self, study: Study, boot: Boot, log: Path | None) -> str:
-        """One child run for one attempt; a second call for the same record changes nothing. Returns its run id."""
+        """One child run for one attempt; a second call for the same record changes nothing. Returns its run id.
+
+        The run begins and ends when the boot did, whenever it is sent.
+        """
         record = boot.record
         digest = sha256(canonical_json(record))
-        with _reachable():
+        began = _ms(record.started_at)
+        ended = began + round(record.timings.total_s * 1000)
+        with reachable():
             same = f"tags.`d3.boot_id` = '{record.boot_id}' and tags.`mlflow.parentRunId` = '{study.run_id}'"
             for run in self._search(same):
                 if run.data.tags.get("d3.record_sha256") == digest and run.info.status != "RUNNING":
@@ -180,6 +166,7 @@ class Tracking:
             tags = {
                 "mlflow.parentRunId": study.run_id,
                 "d3.kind": "boot",
+                "d3.study": study.name,
                 "d3.registration": record.registration,
                 "d3.boot_id": record.boot_id,
                 "d3.cell": record.cell,
@@ -188,17 +175,18 @@ class Tracking:
                 "d3.reason": record.reason[:500],
                 "d3.record_sha256": digest,
             }
-            name = f"{record.cell} · boot {record.boot}" + (f" · {record.stratum}" if record.stratum != "base" else "")
-            run = self.client.create_run(study.experiment_id, run_name=name, tags=tags)
+            run = self.client.create_run(study.experiment_id, began, tags, run_name(record)[:NAME_KEPT])
             run_id = str(run.info.run_id)
-            now = int(datetime.now(UTC).timestamp() * 1000)
             self.client.log_batch(
                 run_id,
                 params=[Param(k, v[:500]) for k, v in params_of(record).items()],
-                metrics=[Metric(k, v, now, 0) for k, v in metrics_of(boot).items()],
+                metrics=[Metric(k, v, ended, 0) for k, v in metrics_of(boot).items()],
             )
+            inputs = self.client.get_run(study.run_id).inputs
+            if prompts := inputs and inputs.dataset_inputs:
+                self.client.log_inputs(run_id, datasets=prompts)
             self._log_artifacts(run_id, boot, log)
-            self.client.set_terminated(run_id, RUN_STATES[record.status])
+            self.client.set_terminated(run_id, RUN_STATES[record.status], ended)
             return run_id
 
     def _log_artifacts(self, run_id: str, boot: Boot, log: Path | None) -> None:
@@ -214,7 +202,7 @@ class Tracking:
         The frame has the columns run_id, boot_id, cell, stratum, status and record_sha256. Raises D3Error where an
         artifact does not have the digest that its run says.
         """
-        with _reachable():
+        with reachable():
             runs = self._search(f"tags.`d3.kind` = 'boot' and tags.`mlflow.parentRunId` = '{study.run_id}'")
             rows = [
                 {"run_id": r.info.run_id, **{k[3:]: v for k, v in r.data.tags.items() if k.startswith("d3.")}}
@@ -248,7 +236,7 @@ class Tracking:
             try:
                 path = self.client.download_artifacts(run_id, name, folder)
             except (MlflowException, OSError) as error:
-                raise D3Error(f"run {run_id} gives no {name}: {_line(error)}", AGAIN) from error
+                raise D3Error(f"run {run_id} gives no {name}: {reason(error)}", AGAIN) from error
             return read(Path(path))
 
     def _search(self, condition: str) -> list[Run]:
@@ -264,11 +252,17 @@ class Tracking:
                 return found
 
 
+def _ms(at: str) -> int:
+    """A time in ISO 8601 as MLflow counts it: milliseconds since 1970."""
+    return int(datetime.fromisoformat(at).timestamp() * 1000)
+
+
 def _study(run: Run) -> Study:
     tags = run.data.tags
     return Study(
         run_id=run.info.run_id,
         experiment_id=run.info.experiment_id,
+        name=tags["d3.study"],
         registration_id=tags["d3.registration"],
         registered_at=tags["d3.registered_at"],
     )

@@ -20,8 +20,8 @@ from mlflow.entities import Run
 
 from conftest import FAKE, TESTS, Home
 from d3 import certify, preflight, verify
+from d3.reach import tracking_uri
 from d3.record import BootRecord
-from d3.tracking import tracking_uri
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 ROOT = TESTS.parent

@@ -43,8 +43,10 @@ def test_every_committed_option_composes_and_is_valid(group: str) -> None:
         (["prompts.items=[{id: a, text: x}, {id: a, text: y}]"], "prompts=default has two prompts of the same id",
          "give each prompt its own id"),
         (["prompts.items=[{id: a, text: ''}]"], "prompt a is empty", "give it a text or messages"),
+        (["prompts.items=[{id: %s, text: x}]" % ("a" * 101)], f"prompt id '{'a' * 101}' is not a name",  # noqa: UP031
+         "use letters, digits, dots, dashes and underscores, 100 at most"),
         (["prompts.items=[{id: 'a b', text: x}]"], "prompt id 'a b' is not a name",
-         "use letters, digits, dots, dashes and underscores"),
+         "use letters, digits, dots, dashes and underscores, 100 at most"),
         (["protocol.phases=[]"], "protocol=controlled has no phases", "give it phases, as protocol=controlled has"),
         (["protocol.phases=[{name: C1, series: 1, expect: tepid}]"], "phase C1 of protocol=controlled expects tepid",
          "say cold or warm"),

@@ -1,21 +1,34 @@
 """MLflow: one parent per study, one child per attempt, the same on a second call, no trust in changed artifacts."""
 
+import itertools
+import json
+import re
 import shutil
 import socket
+import sqlite3
 import time
+from datetime import datetime
 from pathlib import Path
 
+import mlflow
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from mlflow import MlflowClient
 from mlflow.entities import Run
 
 import build
 from conftest import Home
+from d3.certificate import build as certificate_of
 from d3.errors import D3Error
-from d3.record import Boot
+from d3.headline import answers, params_of, run_name
+from d3.reach import tracking_uri
+from d3.record import Boot, canonical_json, sha256
+from d3.registration import Registration
 from d3.store import LOG, boot_dir, save_boot, save_registration
 from d3.sync import sync
-from d3.tracking import Study, Tracking, tracking_uri
+from d3.tracking import Study, Tracking
+from d3.view import description
 
 STUDY = build.registration(boots=1)
 BOOTS = build.boots(STUDY, {"on/0": {"short": build.CACHE}})
@@ -57,7 +70,10 @@ def test_a_child_run_says_what_was_varied_and_what_came_out(tracking: Tracking, 
     (run,) = children(tracking, study)
     assert run.info.run_name == "apc=on invariant=0 · boot 0"
     assert (run.data.params["apc"], run.data.params["invariant"]) == ("on", "0")
-    assert run.data.params["engine.version"] == run.data.params["engine.version_asked"] == "1.0"
+    assert run.data.params["engine.version"] == run.data.params["reported.version"] == "1.0"
+    assert (run.data.params["answers.short"], run.data.params["answers.long"]) == ("ABBBBBAB", "AAAAAAAA")
+    assert run.data.metrics["divergence/prompts_that_differ.text"] == 1.0
+    assert next(iter(run.data.metrics)) == "divergence/prompts_that_differ.text"  # what MLflow charts by default
     assert run.data.params["model.digest"] == BOOTS[0].record.model_digest
     assert run.data.params["prompt.long.tokens"] == "240"
     assert run.data.metrics["divergence/first_differs.short.text"] == 1.0
@@ -71,6 +87,151 @@ def test_a_child_run_says_what_was_varied_and_what_came_out(tracking: Tracking, 
     (tmp_path / "down").mkdir()
     kept = Path(tracking.client.download_artifacts(run.info.run_id, LOG, str(tmp_path / "down")))
     assert (kept.stat().st_size, kept.read_text()[-7:]) == (200_000, "the end")
+
+
+def test_a_child_run_begins_and_ends_when_the_boot_did(tracking: Tracking) -> None:
+    study = logged(tracking, BOOTS[0])
+    (run,) = children(tracking, study)
+    began = datetime.fromisoformat(BOOTS[0].record.started_at).timestamp() * 1000
+    assert (run.info.start_time, run.info.end_time - run.info.start_time) == (began, 3500)
+
+
+def test_run_names_say_what_is_not_as_usual() -> None:
+    study = build.registration(boots=1, strata=({"dtype": "float32"},))
+    record = build.boots(study)[0].record
+    assert run_name(record) == "apc=on invariant=0 · boot 0 · dtype=float32"
+    again = record.model_copy(update={"stratum": "base", "attempt": 2, "status": "void"})
+    assert run_name(again) == "apc=on invariant=0 · boot 0 · attempt 2 · void"
+
+
+@pytest.mark.parametrize(
+    ("script", "shown"),
+    [
+        (build.AGREE, "AAAAAAAA"),
+        (build.CACHE, "ABBBBBAB"),
+        (build.SCATTERED, "ABCABCAB"),
+        ("axxxxxax", "A1A2A2A2A2A2A1A2"),  # one text throughout, of two log-probabilities
+        ("abxbbbab", "A1B1A2B1B1B1A1B1"),
+    ],
+)
+def test_answers_are_one_letter_per_request(script: str, shown: str) -> None:
+    moved = build.response("a", logprobs=(-0.5, -0.5, -0.5, -0.5))
+    record = build.boot(STUDY, "on/0", 0, {"short": script}, letters={"x": moved}).record
+    assert params_of(record)["answers.short"] == answers(record.requests) == shown
+
+
+@given(st.text("abcxyz", min_size=1, max_size=8))
+def test_answers_are_alike_exactly_where_text_and_logprobs_are(script: str) -> None:
+    twins = {"x": "a", "y": "b", "z": "c"}
+    letters = {k: build.response(v, logprobs=(-1.0, -1.0, -1.0, -1.0)) for k, v in twins.items()}
+    requests = build.boot(STUDY, "on/0", 0, {"short": script}, letters=letters).record.requests
+    signs = re.findall(r"[A-Z]\d*", answers(requests))
+    assert len(signs) == len(script)
+    for one, other in itertools.combinations(range(len(script)), 2):
+        same_text = requests[one].text_sha256 == requests[other].text_sha256
+        assert (signs[one] == signs[other]) == (script[one] == script[other])
+        assert (signs[one][0] == signs[other][0]) == same_text
+
+
+def test_the_prompts_are_an_input_of_the_study_and_of_every_boot(tracking: Tracking, tmp_path: Path) -> None:
+    study = logged(tracking, BOOTS[0])
+    (child,) = children(tracking, study)
+    for run in (tracking.client.get_run(study.run_id), child):
+        (found,) = run.inputs.dataset_inputs
+        assert found.dataset.name == "test prompts"
+        assert [(t.key, t.value) for t in found.tags] == [("mlflow.data.context", "prompts")]
+        assert json.loads(found.dataset.profile) == {"num_rows": 2}
+    mlflow.set_tracking_uri(tracking_uri())
+    rows = json.loads(Path(mlflow.data.get_source(found.dataset).load()).read_text())
+    assert [(r["id"], r["messages"]) for r in rows] == [
+        ("short", "user: A short prompt."), ("long", "user: A long prompt."),
+    ]  # fmt: skip
+    assert rows[0]["sha256"] == sha256('[{"content":"A short prompt.","role":"user"}]')
+    assert found.dataset.digest == sha256(canonical_json(rows))[:12]
+
+
+def certified(
+    tracking: Tracking, registration: Registration, *boots: Boot, report: str = "# Q?\n\n**It is so.**\n"
+) -> Study:
+    study = tracking.open_study(registration)
+    runs = {b.record.boot_id: tracking.log_boot(study, b, None) for b in boots}
+    certificate = certificate_of(registration, boots, build.CONTEXT.model_copy(update={"runs": runs}))
+    tracking.annotate(study, certificate, report, [])
+    return study
+
+
+def test_a_certificate_puts_the_reading_on_the_parent_and_its_children(tracking: Tracking) -> None:
+    strata = ({"dtype": "bfloat16"}, {"dtype": "float=32"})
+    study = build.registration(boots=1, strata=strata)
+    moved = build.boots(study, {"on/0": {"short": build.CACHE}}, stratum="dtype=bfloat16")
+    found = certified(tracking, study, *moved, *build.boots(study, stratum="dtype=float=32"))
+    parent = tracking.client.get_run(found.run_id).data
+    assert parent.tags["d3.reading"] == "dtype=bfloat16: closed_by_flag; dtype=float=32: none"
+    assert parent.tags["mlflow.note.content"].startswith("**It is so.**")
+    assert parent.metrics["first_differs/dtype-bfloat16/on-0.short.text"] == 1.0
+    assert parent.metrics["first_differs/dtype-float-32/on-0.short.text"] == 0.0
+    by_stratum = {r.data.tags["d3.stratum"]: r.data.tags for r in children(tracking, found)}
+    assert by_stratum["dtype=bfloat16"]["d3.reading"] == "closed_by_flag"
+    assert by_stratum["dtype=float=32"]["d3.reading"] == "none"
+    assert {t["d3.counted"] for t in by_stratum.values()} == {"yes"}
+
+
+def test_a_boot_that_does_not_count_says_why(tracking: Tracking) -> None:
+    lost = build.failed(STUDY, "on/0", 0)
+    study = certified(tracking, STUDY, lost, *BOOTS[1:])
+    tags = next(r.data.tags for r in children(tracking, study) if r.data.tags["d3.status"] == "failed")
+    assert tags["d3.counted"] == "no, failed: boot: Error: no"
+
+
+def test_a_study_of_an_earlier_version_can_be_certified(tracking: Tracking) -> None:
+    """Its runs have none of the newer tags, inputs, names and parameters."""
+    study = tracking.open_study(STUDY)
+    for run in (*children(tracking, logged(tracking, *BOOTS)), tracking.client.get_run(study.run_id)):
+        with sqlite3.connect(tracking_uri().removeprefix("sqlite:///")) as store:
+            for table in ("params", "metrics", "latest_metrics"):
+                store.execute(f"delete from {table} where run_uuid = ?", (run.info.run_id,))  # noqa: S608
+            store.execute("delete from inputs where destination_id = ?", (run.info.run_id,))
+        if run.data.tags["d3.kind"] == "boot":
+            tracking.client.delete_tag(run.info.run_id, "d3.study")
+    assert tracking.client.get_run(study.run_id).inputs.dataset_inputs == []
+    frame, boots = tracking.boots(study)
+    assert len(frame) == len(boots) == 4
+    certified(tracking, STUDY, *BOOTS)  # nothing is sent again
+    assert {r.data.tags["d3.reading"] for r in children(tracking, study)} == {"closed_by_flag"}
+
+
+def test_a_report_that_is_too_long_for_a_description_is_cut_between_sections() -> None:
+    report = "# Q?\n\n**Yes.**\n\n## One\n\n" + "x" * 3000 + "\n\n## Two\n\n" + "y" * 3000 + "\n"
+    note = description(report, "certificate/c.json")
+    assert (
+        note == "**Yes.**\n\n## One\n\n" + "x" * 3000 + "\n\nThe whole report is the artifact `certificate/c.json`.\n"
+    )
+    for long in ("z" * 9000, "a\n" + "z" * 9000, "z" * 9000 + "\n## x"):
+        assert 40 < len(description(long, "c.md")) <= 5000
+
+
+def test_names_and_values_that_are_too_long_for_mlflow_are_cut(tracking: Tracking) -> None:
+    name, reason = "x" * 400, "no " * 4000
+    study = build.registration(boots=1, strata=({"attention": name},))
+    record = build.failed(study, "on/0", 0).record.model_copy(update={"reason": reason, "model": "m" * 9000})
+    found = tracking.open_study(study.model_copy(update={"study": name}))
+    tracking.log_boot(found, Boot(record=record, responses={}), None)
+    (run,) = children(tracking, found)
+    assert len(run.info.run_name) == len(tracking.client.get_run(found.run_id).info.run_name) == 250
+    assert (len(run.data.params["model"]), len(run.data.tags["d3.reason"])) == (500, 500)
+
+
+def test_a_study_is_a_saved_view_of_its_boots_with_the_answers_as_columns(tracking: Tracking) -> None:
+    study = logged(tracking, BOOTS[0])
+    tags = tracking.client.get_experiment(study.experiment_id).tags
+    view = json.loads(tags[f"mlflow.sharedViewState.{study.registration_id[:12]}"])
+    state = json.loads(view["state"])
+    assert view["name"] == f"test {study.registration_id[:12]}"
+    found = tracking.client.search_runs([study.experiment_id], state["searchFilter"], order_by=[state["orderByKey"]])
+    assert [r.info.run_id for r in found] == [r.info.run_id for r in children(tracking, study)]
+    named = [c.split("`")[1] for c in state["selectedColumns"] if c.startswith("params.")]
+    assert named == ["apc", "invariant", "answers.short", "answers.long"]
+    assert set(named) <= set(found[0].data.params)
 
 
 def test_logging_a_boot_again_changes_nothing(tracking: Tracking) -> None:
@@ -215,7 +376,7 @@ def test_a_store_that_takes_the_call_and_says_nothing_is_given_up(home: Home, mo
     with socket.create_server(("127.0.0.1", 0)) as mute:
         monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{mute.getsockname()[1]}")
         began = time.monotonic()
-        with pytest.raises(D3Error, match="does not answer: API request to"):
+        with pytest.raises(D3Error, match="does not answer: timed out; start it"):
             Tracking()
     assert time.monotonic() - began < 10
 
