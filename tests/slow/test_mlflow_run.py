@@ -2,8 +2,11 @@
 
 import json
 import os
+import socket
 import subprocess
 import sys
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -19,11 +22,28 @@ def git(*words: str) -> str:
 
 
 @pytest.fixture(scope="module")
-def bare(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A bare repository with this commit."""
-    path = tmp_path_factory.mktemp("git") / "d3.git"
-    git("clone", "--quiet", "--bare", str(ROOT), str(path))
-    return path
+def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of a bare repository with this commit; MLflow takes a file's address for a folder, not for git's."""
+    folder = tmp_path_factory.mktemp("git")
+    git("clone", "--quiet", "--bare", str(ROOT), str(folder / "d3.git"))
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    daemon = subprocess.Popen(
+        ["git", "daemon", "--listen=127.0.0.1", f"--port={port}", f"--base-path={folder}", "--export-all", str(folder)]
+    )
+    try:
+        until = time.monotonic() + 20
+        while True:
+            with socket.socket() as there:
+                if there.connect_ex(("127.0.0.1", port)) == 0:
+                    break
+            assert time.monotonic() < until, "git daemon does not answer"
+            time.sleep(0.1)
+        yield f"git://127.0.0.1:{port}/d3.git"
+    finally:
+        daemon.terminate()
+        daemon.wait(20)
 
 
 def mlflow_run(folder: Path, uri: str, *words: str) -> str:
@@ -48,9 +68,9 @@ def runs(folder: Path, kind: str) -> list[Run]:
     return list(client.search_runs(everywhere, f"tags.`d3.kind` = '{kind}'"))
 
 
-def test_from_a_clean_clone_the_run_that_mlflow_opens_is_the_study(bare: Path, tmp_path: Path) -> None:
+def test_from_a_clean_clone_the_run_that_mlflow_opens_is_the_study(address: str, tmp_path: Path) -> None:
     clone = tmp_path / "clone"
-    git("clone", "--quiet", str(bare), str(clone))
+    git("clone", "--quiet", address, str(clone))
     mlflow_run(tmp_path, str(clone), "--env-manager", "uv", "-P", "boots=1")
     client = MlflowClient(f"sqlite:///{tmp_path}/mlflow.db")
     (opened,) = [r for r in client.search_runs(["0"]) if "mlflow.project.entryPoint" in r.data.tags]
@@ -64,10 +84,10 @@ def test_from_a_clean_clone_the_run_that_mlflow_opens_is_the_study(bare: Path, t
     assert git("-C", str(clone), "status", "--porcelain", "--untracked-files=no") == ""
 
 
-def test_from_a_git_address_the_committed_cpu_certificate_gives_its_verdict_here(bare: Path, tmp_path: Path) -> None:
-    commit = git("-C", str(bare), "rev-parse", "HEAD")
+def test_from_a_git_address_the_committed_cpu_certificate_gives_its_verdict_here(address: str, tmp_path: Path) -> None:
+    commit = git("-C", str(ROOT), "rev-parse", "HEAD")
     words = ("--version", commit, "--env-manager", "virtualenv", "-e", "reproduce", "-P", "boots=1")
-    out = mlflow_run(tmp_path, f"file://{bare}", *words)
+    out = mlflow_run(tmp_path, address, *words)
     assert "base, bytes: KNOWN here too" in out
     (study,) = runs(tmp_path, "study")
     assert study.data.tags["mlflow.source.git.commit"] == commit
@@ -77,6 +97,6 @@ def test_from_a_git_address_the_committed_cpu_certificate_gives_its_verdict_here
     assert repeats == {"certificate": original["digest"], "number": 1}
 
 
-def test_local_environment_and_the_other_entry_points(bare: Path, tmp_path: Path) -> None:
-    out = mlflow_run(tmp_path, f"file://{bare}", "--env-manager", "local", "-e", "verify")
+def test_local_environment_and_the_other_entry_points(address: str, tmp_path: Path) -> None:
+    out = mlflow_run(tmp_path, address, "--env-manager", "local", "-e", "verify")
     assert "holds; 24 of 24 boots counted" in out
