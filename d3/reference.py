@@ -246,7 +246,7 @@ def _commands(intro: str) -> str:
 def _command(parser: argparse.ArgumentParser, level: str) -> str:
     actions = [a for a in parser._actions if not isinstance(a, argparse._HelpAction)]
     usage = " ".join([parser.prog, *(_usage(a) for a in actions)])
-    words = [f"{level} {parser.prog}\n", f"    {usage}\n"]
+    words = [f"{level} {parser.prog}\n", f"```text\n{usage}\n```\n"]
     words += [_plain(" ".join(text.split())) + "\n" for text in (parser.description, parser.epilog) if text]
     shown = [a for a in actions if not isinstance(a, argparse._SubParsersAction)]
     rows = [f"| `{_spelt(a)}` | {_cell(a.help or '')} | {_said_default(a)} |" for a in shown]
