@@ -136,10 +136,10 @@ def study_problem(words: Sequence[str], conf: Path) -> str:
 
 
 def study_of(configs: Sequence[DictConfig], swept: Sequence[str]) -> str:
-    """Register a study and plan a boot of each of its cells."""
+    """Register a study and plan the first boot of each of its cells."""
     pins = Pins({c.engine.name: lock_digest(c.engine.lock) for c in configs}, {c.model.name: "0" * 64 for c in configs})
     registration = register(configs, swept, pins)
-    for slot in registration.order:
+    for slot in (s for s in registration.order if s.boot == 0):
         boot_plan(registration, slot, 1, Locations(python="python", model="model"))
     return ""
 
