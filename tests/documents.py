@@ -55,7 +55,7 @@ def command_lines(path: Path) -> list[tuple[str, ...]]:
     for line in code(path):
         if not COMMAND.search(line):
             continue
-        lexer = shlex.shlex(line, posix=True, punctuation_chars=";&|")
+        lexer = shlex.shlex(line.removeprefix("$ "), posix=True, punctuation_chars=";&|")
         lexer.whitespace_split = True
         words: list[str] = []
         for word in [*lexer, ";"]:

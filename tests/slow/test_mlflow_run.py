@@ -86,7 +86,7 @@ def test_from_a_clean_clone_the_run_that_mlflow_opens_is_the_study(address: str,
 
 def test_from_a_git_address_the_committed_cpu_certificate_gives_its_verdict_here(address: str, tmp_path: Path) -> None:
     commit = git("-C", str(ROOT), "rev-parse", "HEAD")
-    words = ("--version", commit, "--env-manager", "virtualenv", "-e", "reproduce", "-P", "boots=1")
+    words = ("--version", commit, "--env-manager", "local", "-e", "reproduce", "-P", "boots=1")
     out = mlflow_run(tmp_path, address, *words)
     assert "base, bytes: KNOWN here too" in out
     (study,) = runs(tmp_path, "study")
@@ -97,6 +97,7 @@ def test_from_a_git_address_the_committed_cpu_certificate_gives_its_verdict_here
     assert repeats == {"certificate": original["digest"], "number": 1}
 
 
-def test_local_environment_and_the_other_entry_points(address: str, tmp_path: Path) -> None:
-    out = mlflow_run(tmp_path, address, "--env-manager", "local", "-e", "verify")
+@pytest.mark.parametrize("manager", ["local", "virtualenv"])
+def test_the_other_environment_managers(address: str, tmp_path: Path, manager: str) -> None:
+    out = mlflow_run(tmp_path, address, "--env-manager", manager, "-e", "verify")
     assert "holds; 24 of 24 boots counted" in out
