@@ -15,7 +15,8 @@ from d3.certificate import Certificate, Context, build, write
 from d3.certificate import load as load_certificate
 from d3.errors import D3Error
 from d3.registration import Registration, short
-from d3.report import markdown, terminal
+from d3.report.markdown import markdown
+from d3.report.terminal import terminal
 from d3.store import root, write_atomic
 from d3.tracking import Study, Tracking
 
