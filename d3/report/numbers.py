@@ -1,7 +1,7 @@
 """The numbers behind the plots: how far log-probabilities move from cold to warm, and where responses part. Pure."""
 
 from collections.abc import Sequence
-from itertools import product
+from itertools import product, zip_longest
 
 from d3.cells import key
 from d3.classify import of_prompt, unusable, void_reason
@@ -65,9 +65,7 @@ def _drift(registration: Registration, cell: str, prompt: str, boots: Sequence[B
         cold, warm = ({r.response for r in requests if r.expect == expect} for expect in ("cold", "warm"))
         for one, other in product(sorted(cold), sorted(warm)):
             a, b = boot.responses[one], boot.responses[other]
-            moved = drift(a, b)
-            largest += [0.0] * (len(moved) - len(largest))
-            largest = [max(x, y or 0.0) for x, y in zip(largest, [*moved, *([0.0] * len(largest))], strict=False)]
+            largest = [max(x or 0.0, y or 0.0) for x, y in zip_longest(largest, drift(a, b), fillvalue=0.0)]
             position = diverge(a, b, registration.tie_gap).position
             parts += [] if position is None else [position]
     if not used:

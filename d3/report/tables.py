@@ -1,5 +1,7 @@
 """The certificate's tables and their words, the same for Markdown, terminal, page and draft post. Pure."""
 
+from collections.abc import Iterable, Sequence
+
 from d3.record import ENDPOINTS, Endpoint, Frozen
 from d3.schema import Stratum
 from d3.table import CellResult, Counts, PromptResult
@@ -16,40 +18,45 @@ COLD = {
 
 
 class Row(Frozen):
-    """One row of a table: its name, and the counts of every column."""
+    """One row of a table: its name, a note on it, and the counts of every column."""
 
     name: str
+    note: str
     counts: tuple[Counts, ...]
 
 
 class Grid(Frozen):
     """The seed's own table: one row per cell and one column per prompt.
 
-    With more prompts than a screen is wide, the rows are the prompts and the columns the cells.
+    With more prompts than a screen is wide, the rows are the prompts and the columns the cells. A column is its name
+    and a note on it.
     """
 
     corner: str
-    columns: tuple[str, ...]
+    columns: tuple[tuple[str, str], ...]
     rows: tuple[Row, ...]
 
 
 def grid(stratum: Stratum, endpoint: Endpoint) -> Grid:
     """The counts of one stratum at one endpoint, as they are shown."""
     lengths = {p.prompt: p.prompt_tokens for cell in stratum.cells for p in cell.prompts if p.prompt_tokens}
-    prompts = tuple(f"{p.prompt} ({lengths.get(p.prompt, '?')} tokens)" for p in stratum.cells[0].prompts)
-    cells = tuple(cell_name(c) for c in stratum.cells)
+    prompts = tuple((p.prompt, f"({lengths.get(p.prompt, '?')} tokens)") for p in stratum.cells[0].prompts)
+    cells = tuple((cell_name(c), "") for c in stratum.cells)
     counts = [[counts_of(p, endpoint) for p in cell.prompts] for cell in stratum.cells]
     if len(prompts) <= WIDE:
-        rows = [Row(name=name, counts=tuple(row)) for name, row in zip(cells, counts, strict=True)]
-        return Grid(corner="cell", columns=prompts, rows=tuple(rows))
-    turned = [Row(name=name, counts=row) for name, row in zip(prompts, zip(*counts, strict=True), strict=True)]
-    return Grid(corner="prompt", columns=cells, rows=tuple(turned))
+        return Grid(corner="cell", columns=prompts, rows=_rows(cells, counts))
+    return Grid(corner="prompt", columns=cells, rows=_rows(prompts, zip(*counts, strict=True)))
+
+
+def _rows(names: Sequence[tuple[str, str]], counts: Iterable[Iterable[Counts]]) -> tuple[Row, ...]:
+    return tuple(Row(name=n, note=note, counts=tuple(c)) for (n, note), c in zip(names, counts, strict=True))
 
 
 def table(stratum: Stratum, endpoint: Endpoint) -> tuple[list[str], list[list[str]]]:
     """The same as text: a header, and the rows."""
     found = grid(stratum, endpoint)
-    return [found.corner, *found.columns], [[r.name, *(count(k) for k in r.counts)] for r in found.rows]
+    header = [found.corner, *(f"{name} {note}".strip() for name, note in found.columns)]
+    return header, [[f"{r.name} {r.note}".strip(), *(count(k) for k in r.counts)] for r in found.rows]
 
 
 def counts_of(prompt: PromptResult, endpoint: Endpoint) -> Counts:
