@@ -6,23 +6,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from d3.errors import D3Error
-from d3.report.evidence import Evidence, read, read_certificate, shown
-from d3.report.markdown import markdown
-from d3.report.page import page
+from d3.report.evidence import read_certificate, shown
+from d3.report.files import write_reports
 from d3.report.post import post
 from d3.store import write_atomic
-
-
-def write(evidence: Evidence, path: Path, out: Path | None = None) -> list[Path]:
-    """Write NAME.md and NAME.html beside the certificate `path`, or into `out`; returns the two."""
-    folder, file = out or path.parent, shown(path)
-    made = {".md": markdown(evidence.certificate, file), ".html": page(evidence, file)}
-    return [_write(folder / f"{path.stem}{suffix}", text) for suffix, text in made.items()]
-
-
-def _write(path: Path, text: str) -> Path:
-    write_atomic(path, text)
-    return path
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -38,9 +25,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parser.parse_args(argv)
     try:
         if options.post:
-            made = [_write(options.post, post([(read_certificate(f), shown(f)) for f in options.file]))]
+            write_atomic(options.post, post([(read_certificate(f), shown(f)) for f in options.file]))
+            made = [options.post]
         else:
-            made = [path for f in options.file for path in write(read(f), f, options.out)]
+            made = [path for f in options.file for path in write_reports(f, options.out)]
     except D3Error as error:
         print(f"error: {error}", file=sys.stderr)
         return error.code

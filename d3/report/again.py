@@ -1,5 +1,7 @@
 """How to check a certificate and how to run its study again, as command lines. Pure."""
 
+from itertools import pairwise
+
 from d3.registration import STUDY_FACTORS, Registration
 from d3.schema import Certificate
 
@@ -12,7 +14,7 @@ def verify_command(file: str) -> str:
 def study_command(registration: Registration) -> str:
     """Run the study again: every registered setting that a word on the command line can give."""
     first = registration.cells[0].settings
-    words = [f"{k}={','.join(v)}" for k, v in registration.axes.items()]
+    words = [f"{k}={','.join(registration.axes[k])}" for k in _slowest_first(registration)]
     words += [f"{name}={first[name]['name']}" for name in ("engine",) if name not in registration.axes]
     words += [f"study.name={registration.study}", f"protocol={registration.protocol.name}"]
     words += [f"boots={registration.boots}", f"seed={registration.seed}", f"tie_gap={registration.tie_gap:g}"]
@@ -22,18 +24,25 @@ def study_command(registration: Registration) -> str:
     return f"python -m d3 -m {' '.join(words)}"
 
 
+def _slowest_first(registration: Registration) -> list[str]:
+    """The swept keys in the order in which they were given: the one that changes least from cell to cell is first."""
+    pairs = list(pairwise(c.factors for c in registration.cells))
+    return sorted(registration.axes, key=lambda k: sum(a[k] != b[k] for a, b in pairs))
+
+
 def steps(certificate: Certificate, file: str) -> list[tuple[str, str]]:
     """What to do, in words, each with its command."""
     registration = certificate.registration
     prompts = ", ".join(p.id for p in registration.prompts)
-    commit = (certificate.context.git_commit or "").rstrip("+")
+    commit = certificate.context.git_commit or ""
+    changed = ", but for changes that were not committed" if commit.endswith("+") else ""
     again = (
-        f"Run the study again, with the prompts of the registration ({prompts}) as a file of conf/prompts, named by "
-        f"prompts=NAME where they are not the default. An equal study has the id {certificate.registration_id[:12]}."
+        f"Run the study again; where its prompts ({prompts}) are not the default, name their file in conf/prompts with "
+        f"prompts=NAME. The same study has the same registration, {certificate.registration_id[:12]}:"
     )
     return [
         ("Recompute every number from the boots' files, without an engine:", verify_command(file)),
-        *([("The code it was made with:", f"git checkout {commit}")] if commit else []),
+        *([(f"The code it was made with{changed}:", f"git checkout {commit.rstrip('+')}")] if commit else []),
         (again, study_command(registration)),
         ("Then build its certificate:", "python -m d3.certify"),
     ]

@@ -167,7 +167,7 @@ def _length(drifts: Sequence[Drift]) -> Plot:
     if not any(d.largest for d in drifts):
         lengths = sorted({d.prompt_tokens for d in drifts})
         return Plot(title=title, read=f"Nothing to draw: nothing moves at {', '.join(map(str, lengths))} tokens.")
-    figure, axes = _axes("prompt length (tokens)", "max |Δ log-probability| (nats)")
+    figure, axes = _axes("prompt length (tokens)", "max |Δ log-probability| (nats)", height=SIZE[1] + 0.4)
     for cell in dict.fromkeys(d.cell for d in drifts):
         colour, marker, _ = _cell(cell)
         own = [d for d in drifts if d.cell == cell]

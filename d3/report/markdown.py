@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 
 from d3.contrasts import Contrast
 from d3.record import ENDPOINTS, Endpoint
+from d3.report.again import steps
 from d3.report.answer import answers, cautions
 from d3.report.tables import COLD, same, table
 from d3.schema import Certificate, Stratum
@@ -42,12 +43,9 @@ def _lines(c: Certificate, file: str) -> Iterator[str]:
     yield from _section("Does not prove", c.limits)
     searched = f"Prior art (searched {c.registration.prior_art_searched})"
     yield from _section(searched, [f"{p.source}: {p.says}" for p in c.prior_art])
-    yield from (
-        "",
-        "## Check it",
-        "",
-        f"`python -m d3.verify {file}` recomputes every number above from the boots' files.",
-    )
+    yield from ("", "## Check it, run it again", "")
+    for words, command in steps(c, file):
+        yield from (escape(words), "", "```", command, "```", "")
     yield f"D3 {c.context.d3_version}, commit {c.context.git_commit or 'unknown'}, digest `{c.digest[:12]}`."
 
 

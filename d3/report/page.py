@@ -44,6 +44,10 @@ class StratumView(Frozen):
     differences: tuple[Difference, ...]
     more: int
 
+    def endpoints(self) -> set[Endpoint]:
+        """The endpoints that the stories stand for, one for each story."""
+        return {story.verdict.endpoint for story in self.stories}
+
 
 class CheckView(Frozen):
     """One check with every distinct evidence and the number of times it was given."""
