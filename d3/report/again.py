@@ -1,5 +1,6 @@
 """How to check a certificate and how to run its study again, as command lines. Pure."""
 
+import shlex
 from itertools import pairwise
 
 from d3.registration import STUDY_FACTORS, Registration
@@ -15,13 +16,15 @@ def study_command(registration: Registration) -> str:
     """Run the study again: every registered setting that a word on the command line can give."""
     first = registration.cells[0].settings
     words = [f"{k}={','.join(registration.axes[k])}" for k in _slowest_first(registration)]
-    words += [f"{name}={first[name]['name']}" for name in ("engine",) if name not in registration.axes]
+    engine = first.get("engine")
+    if "engine" not in registration.axes and isinstance(engine, dict):
+        words.append(f"engine={engine.get('name')}")
     words += [f"study.name={registration.study}", f"protocol={registration.protocol.name}"]
     words += [f"boots={registration.boots}", f"seed={registration.seed}", f"tie_gap={registration.tie_gap:g}"]
     for key, value in sorted(first.items()):
         if key not in registration.axes and key not in STUDY_FACTORS and not isinstance(value, dict | list):
             words.append(f"{key}={str(value).lower() if isinstance(value, bool) else value}")
-    return f"python -m d3 -m {' '.join(words)}"
+    return f"python -m d3 -m {shlex.join(words)}"
 
 
 def _slowest_first(registration: Registration) -> list[str]:

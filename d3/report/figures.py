@@ -149,7 +149,7 @@ def _position(parts: Sequence[Part]) -> Plot:
         own = [p for p in parts if p.flip == flip]
         rows = [places.index((p.cell, p.prompt)) for p in own]
         axes.plot([p.position for p in own], rows, marker, color=colour, ms=9, ls="none", label=f"{flip} flip")
-    axes.set_yticks(range(len(places)), [f"{prompt}, {cell}" for cell, prompt in places])
+    axes.set_yticks(range(len(places)), [f"{_short(prompt)}, {cell}" for cell, prompt in places])
     axes.set_ylim(-0.7, len(places) - 0.3)
     axes.set_xlim(0, max(p.position for p in parts) * 1.15 + 1)
     _legend(figure, axes)
@@ -216,6 +216,11 @@ def _legend(figure: Figure, axes: Axes) -> None:
     handles, labels = axes.get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside upper left", ncols=2, frameon=False, labelcolor=INK, fontsize=9.5,
                   handletextpad=0.4, columnspacing=1.2)  # fmt: skip
+
+
+def _short(name: str) -> str:
+    """A name that leaves room for the plot beside it."""
+    return name if len(name) <= 24 else f"{name[:23]}…"
 
 
 def _list(cells: Iterable[str]) -> str:
