@@ -15,13 +15,14 @@ from d3.certificate import Certificate, Context, build, write
 from d3.certificate import load as load_certificate
 from d3.errors import D3Error
 from d3.registration import Registration, short
-from d3.report import markdown, terminal
-from d3.store import root, write_atomic
+from d3.report.files import write_reports
+from d3.report.terminal import terminal
+from d3.store import root
 from d3.tracking import Study, Tracking
 
 
 def certify(run: str | None, out: Path | None) -> tuple[Certificate, Path]:
-    """The certificate of one study out of MLflow alone, written to `out` with its artifacts and a Markdown report.
+    """The certificate of one study out of MLflow alone, written to `out` with its artifacts and reports.
 
     `run` is a parent run's id or the start of a registration id; without it, the newest study. Raises D3Error.
     """
@@ -45,9 +46,8 @@ def certify(run: str | None, out: Path | None) -> tuple[Certificate, Path]:
     certificate = build(registration, boots, context)
     path = out or default_path(registration)
     write(certificate, boots, path)
-    report = markdown(certificate, os.path.relpath(path, root()))
-    write_atomic(path.with_suffix(".md"), report)
-    tracking.annotate(study, certificate, report, [path, path.with_suffix(".md")])
+    reports = write_reports(path)
+    tracking.annotate(study, certificate, reports[0].read_text("utf-8", "replace"), [path, *reports])
     return certificate, path
 
 
@@ -113,7 +113,9 @@ def main(argv: list[str] | None = None) -> int:
         return error.code
     Console().print(terminal(certificate))
     shown = os.path.relpath(path)
-    print(f"certificate {shown}\nreport      {os.path.relpath(path.with_suffix('.md'))}")
+    print(f"certificate {shown}")
+    print(f"report      {os.path.relpath(path.with_suffix('.md'))}")
+    print(f"page        {os.path.relpath(path.with_suffix('.html'))}")
     print(f"next: python -m d3.verify {shown}")
     return 0
 

@@ -10,7 +10,8 @@ from rich.text import Text
 from d3.comparison import Change, Comparison, Row
 from d3.gate import Finding, Group, causes, findings, groups, nothing_compared, worse, worse_verdict
 from d3.registration import short
-from d3.report import count, escape
+from d3.report.markdown import escape
+from d3.report.tables import count
 from d3.verdicts import WHAT
 from d3.verify import printable
 

@@ -32,10 +32,10 @@ class Divergence(Frozen):
 def diverge(first: Response, later: Response, tie_gap: float) -> Divergence:
     """Compare two responses; `tie_gap` is the registered gap up to which a flip counts as a tie."""
     a, b = first.token_ids, later.token_ids
-    common = next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+    moved = drift(first, later)
+    common = len(moved)
     position = common if common < max(len(a), len(b)) else None
     gaps = (None, None) if position is None else (_known(first.gaps, position), _known(later.gaps, position))
-    moved = [_moved(first.logprobs, later.logprobs, i) for i in range(common)]
     sizes = [x for x in moved if x is not None]
     return Divergence(
         position=position,
@@ -49,6 +49,13 @@ def diverge(first: Response, later: Response, tie_gap: float) -> Divergence:
         first_tokens=len(a),
         later_tokens=len(b),
     )
+
+
+def drift(first: Response, later: Response) -> list[float | None]:
+    """|difference of log-probabilities| per token, up to the first token that differs; None where one is unknown."""
+    a, b = first.token_ids, later.token_ids
+    common = next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+    return [_moved(first.logprobs, later.logprobs, i) for i in range(common)]
 
 
 def flip(first_gap: float | None, later_gap: float | None, tie_gap: float) -> Flip:

@@ -7,7 +7,7 @@ from typing import Literal
 from d3.cells import WORDS
 from d3.comparison import DIFFERS, RATES, Comparison, Row, VerdictChange, p_value, told
 from d3.record import Frozen
-from d3.report import count
+from d3.report.tables import count
 from d3.table import Kind
 from d3.verdicts import WHAT
 

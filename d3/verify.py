@@ -43,7 +43,7 @@ def examine(path: Path) -> Examined:
     boots: list[Boot] = []
     for entry in certificate.boots:
         try:
-            boots.append(_boot(folder, entry))
+            boots.append(read_boot(folder, entry))
         except D3Error as error:
             problems.append(error.message)
     if len(boots) == len(certificate.boots):
@@ -121,7 +121,7 @@ def read_artifact(folder: Path, path: str) -> bytes:
         raise D3Error(f"{path!r}: cannot be read ({error})") from error
 
 
-def _boot(folder: Path, entry: BootEntry) -> Boot:
+def read_boot(folder: Path, entry: BootEntry) -> Boot:
     """One boot from its two files. Raises D3Error that names the file and the field."""
     try:
         record = BootRecord.model_validate(json.loads(read_artifact(folder, entry.record.path)))

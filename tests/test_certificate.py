@@ -10,7 +10,8 @@ from d3 import schema
 from d3.certificate import artifacts, build, load, render, write
 from d3.errors import D3Error
 from d3.record import plain
-from d3.report import markdown, terminal
+from d3.report.markdown import markdown
+from d3.report.terminal import terminal
 from d3.schema import digest
 
 SHORT = {"short": CACHE}

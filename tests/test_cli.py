@@ -125,9 +125,12 @@ def test_the_whole_study_from_any_folder_to_a_certificate_out_of_mlflow_alone(
     readings = {v["endpoint"]: v["reading"] for v in certificate["strata"][0]["verdicts"]}
     assert readings == {"text": "closed_by_flag", "tokens": "closed_by_flag", "logprobs": "closed_by_flag"}
     assert verify.main([str(path)]) == 0
-    assert path.with_suffix(".md").exists()
     (parent,) = runs("study")
     assert "closed_by_flag" in parent.data.tags["d3.reading"]
+    kept = MlflowClient(tracking_uri()).list_artifacts(parent.info.run_id, "certificate")
+    for name in ("certificate.md", "certificate.html"):
+        assert "the first answer after a cold cache can differ from later ones" in (home.folder / name).read_text()
+        assert f"certificate/{name}" in {a.path for a in kept}
 
 
 def test_a_flag_that_the_engine_cannot_run_is_tried_once_per_cell_and_certified_so(
@@ -320,11 +323,14 @@ def test_help_is_quick_and_imports_nothing_heavy() -> None:
     assert spent < 1.5
 
 
-@pytest.mark.parametrize("module", ["d3.certify", "d3.verify", "d3.sync", "d3.boot", "d3.engine", "d3.host"])
+@pytest.mark.parametrize(
+    "module", ["d3.certify", "d3.verify", "d3.sync", "d3.boot", "d3.engine", "d3.host", "d3.report"]
+)
 def test_every_command_has_help(module: str, capsys: pytest.CaptureFixture[str]) -> None:
     import importlib
 
-    main = importlib.import_module("d3.install" if module == "d3.engine" else module).main
+    places = {"d3.engine": "d3.install", "d3.report": "d3.report.__main__"}
+    main = importlib.import_module(places.get(module, module)).main
     with pytest.raises(SystemExit) as error:
         main(["--help"])
     assert error.value.code == 0

@@ -1,20 +1,15 @@
-"""A certificate for people: Markdown, and a table for the terminal. Pure; everything shown is in the certificate."""
+"""A certificate for people as Markdown. Pure; everything shown is in the certificate."""
 
 from collections.abc import Iterator, Sequence
 
-from rich.console import Group, RenderableType
-from rich.table import Table
-from rich.text import Text
-
 from d3.contrasts import Contrast
 from d3.record import ENDPOINTS, Endpoint
+from d3.report.again import steps
+from d3.report.answer import answers, cautions
+from d3.report.tables import COLD, same, table
 from d3.schema import Certificate, Stratum
-from d3.table import CellResult, Counts, Pair
+from d3.table import CellResult, Pair
 from d3.verdicts import WHAT
-
-FLAG = "batch-invariant"
-WIDE = 4
-FEW = 4  # 3 of 3 against 0 of 3 has p = 0.1 by Fisher's exact test, 4 of 4 against 0 of 4 has 0.03
 
 
 def markdown(certificate: Certificate, file: str = "FILE") -> str:
@@ -25,8 +20,10 @@ def markdown(certificate: Certificate, file: str = "FILE") -> str:
 def _lines(c: Certificate, file: str) -> Iterator[str]:
     yield f"# {c.registration.question}"
     yield ""
-    yield f"**{escape(c.answer)}**"
-    yield ""
+    for answer in answers(c):
+        yield from (f"**{escape(answer.words)}**", "")
+    yield from (x for words in cautions(c) for x in (escape(words), ""))
+    yield from (f"In the registered words: {escape(c.answer)}", "")
     logged = f"Registration `{c.registration_id[:12]}` logged {c.context.registered_at}"
     yield f"{logged}, first boot {c.first_boot_at or 'none'}."
     t = c.totals
@@ -46,21 +43,10 @@ def _lines(c: Certificate, file: str) -> Iterator[str]:
     yield from _section("Does not prove", c.limits)
     searched = f"Prior art (searched {c.registration.prior_art_searched})"
     yield from _section(searched, [f"{p.source}: {p.says}" for p in c.prior_art])
-    yield from (
-        "",
-        "## Check it",
-        "",
-        f"`python -m d3.verify {file}` recomputes every number above from the boots' files.",
-    )
+    yield from ("", "## Check it, run it again", "")
+    for words, command in steps(c, file):
+        yield from (escape(words), "", "```", command, "```", "")
     yield f"D3 {c.context.d3_version}, commit {c.context.git_commit or 'unknown'}, digest `{c.digest[:12]}`."
-
-
-COLD = {
-    "L0": "new container",
-    "L1": "fresh process, warm disk caches",
-    "L2": "fork of a process that had only imported",
-    "L3": "restored snapshot, never evidence",
-}
 
 
 def _stratum(c: Certificate, stratum: Stratum) -> Iterator[str]:
@@ -68,12 +54,12 @@ def _stratum(c: Certificate, stratum: Stratum) -> Iterator[str]:
     yield "## Result" if len(c.strata) == 1 else f"## Result: {escape(stratum.stratum)}"
     if stratum.role == "instrument":
         yield from ("", "Control stratum: sampled on purpose; its readings answer nothing.")
-    same = _same(stratum, "text", "tokens")
+    alike = same(stratum, "text", "tokens")
     for endpoint in ENDPOINTS:
-        if endpoint == "tokens" and same:
+        if endpoint == "tokens" and alike:
             continue
         verdict = stratum.verdict(endpoint)
-        what = "Bytes and tokens alike" if endpoint == "text" and same else WHAT[endpoint].capitalize()
+        what = "Bytes and tokens alike" if endpoint == "text" and alike else WHAT[endpoint].capitalize()
         yield from ("", f"### {what}: {verdict.disposition}", "")
         if c.answer != verdict.answer:
             yield from (escape(verdict.answer), "")
@@ -99,36 +85,6 @@ def _table(stratum: Stratum, endpoint: Endpoint) -> Iterator[str]:
     yield from ("", "Boots where the first request differs and the rest agree, of valid boots, with the interval.")
 
 
-def table(stratum: Stratum, endpoint: Endpoint) -> tuple[list[str], list[list[str]]]:
-    """The seed's own table as text: a header, and one row per cell with one column per prompt.
-
-    With more prompts than a screen is wide, the rows are the prompts and the columns the cells.
-    """
-    prompts = [p.prompt for p in stratum.cells[0].prompts]
-    lengths = {p.prompt: p.prompt_tokens for cell in stratum.cells for p in cell.prompts if p.prompt_tokens}
-    header = ["cell", *(f"{p} ({lengths.get(p, '?')} tokens)" for p in prompts)]
-    rows = []
-    for cell in stratum.cells:
-        counts = [next(k for k in p.counts if k.endpoint == endpoint) for p in cell.prompts]
-        rows.append([_cell_name(cell), *(count(k) for k in counts)])
-    if len(prompts) <= WIDE:
-        return header, rows
-    turned = [list(column) for column in zip(header, *rows, strict=True)]
-    return ["prompt", *turned[0][1:]], turned[1:]
-
-
-def _cell_name(cell: CellResult) -> str:
-    return f"APC {cell.factors['apc']}, invariant {cell.factors['invariant']}"
-
-
-def count(counts: Counts) -> str:
-    """`k / n [low, high]` as every table shows it."""
-    if not counts.n:
-        return "void" if counts.void else "no boot"
-    scattered = f", {counts.scattered} scattered" if counts.scattered else ""
-    return f"{counts.k} / {counts.n} [{counts.interval.low:.0%}, {counts.interval.high:.0%}]{scattered}"
-
-
 def _over_boots(stratum: Stratum, endpoint: Endpoint) -> Iterator[str]:
     """Where the first request differs: the same two responses on every boot? Is the cold one the uncached one?"""
     for cell in stratum.cells:
@@ -138,12 +94,6 @@ def _over_boots(stratum: Stratum, endpoint: Endpoint) -> Iterator[str]:
                 equal = {True: "is", False: "is not", None: "cannot be compared with"}[k.cold_equals_off]
                 several = f"{k.distinct_cold} distinct cold and {k.distinct_warm} distinct warm over {k.n} boots"
                 yield f"{cell.key} {prompt.prompt}: {several}; the cold response {equal} the one without a cache"
-
-
-def _same(stratum: Stratum, one: Endpoint, other: Endpoint) -> bool:
-    """Whether two endpoints tell the same story, so that one section shows both."""
-    readings = stratum.verdict(one).readings == stratum.verdict(other).readings
-    return readings and table(stratum, one) == table(stratum, other)
 
 
 def _contrast(k: Contrast) -> str:
@@ -190,21 +140,3 @@ def _bullets(lines: Sequence[str], title: str = "") -> Iterator[str]:
 def escape(text: str) -> str:
     """Text that Markdown shows as it is: no table breaks, no HTML, one line; a held reading's stars stay."""
     return " ".join(text.split()).replace("|", "\\|").replace("<", "&lt;")
-
-
-def terminal(certificate: Certificate) -> RenderableType:
-    """The tables and answers for a terminal; nothing is said by colour alone."""
-    parts: list[RenderableType] = []
-    for stratum in certificate.strata:
-        for endpoint in ("text", "logprobs"):
-            header, rows = table(stratum, endpoint)
-            shown = Table(title=f"{WHAT[endpoint]}, {stratum.stratum}: {stratum.verdict(endpoint).disposition}")
-            for i, title in enumerate(header):
-                shown.add_column(Text(title), justify="right" if i else "left")
-            for row in rows:
-                shown.add_row(*(Text(x) for x in row))
-            parts.append(shown)
-    parts.append(Text(certificate.answer))
-    if certificate.registration.boots < FEW:
-        parts.append(Text(f"A quick look: with fewer than {FEW} boots per cell no contrast can be told from chance."))
-    return Group(*parts)
