@@ -43,7 +43,9 @@ def _table(
 def frame(outcomes: Sequence[Outcome]) -> pd.DataFrame:
     """Outcomes as a frame, one row per boot, prompt and endpoint, for grouping and plots."""
     columns = ["boot_id", *KEY, "kind", "why"]
-    return pd.DataFrame([[getattr(o, c) for c in columns] for o in outcomes], columns=columns)
+    rows = [[getattr(o, c) for c in columns] for o in outcomes]
+    # As objects: pandas' own strings refuse the lone surrogates that an engine's words may hold.
+    return pd.DataFrame(rows, columns=columns, dtype=object)
 
 
 def count_kinds(registration: Registration, outcomes: Sequence[Outcome]) -> KindCounts:

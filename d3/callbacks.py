@@ -21,6 +21,7 @@ from d3.config import LARGE_STUDY
 from d3.errors import D3Error, one_line
 from d3.install import lock_digest, model_dir
 from d3.model import model_digest
+from d3.plan import check_levels
 from d3.preflight import preflight
 from d3.registration import Registration
 from d3.store import study_dir
@@ -77,6 +78,7 @@ class StudyCallback(Callback):
     def _open(self, registration: Registration) -> None:
         from d3.opened import OpenStudy  # not for --help: it imports MLflow
 
+        check_levels(registration)
         self.study = OpenStudy(registration)
 
     def _finish(self, config: DictConfig) -> None:

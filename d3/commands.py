@@ -22,8 +22,9 @@ class _Parser(Exception):
 
 def command_parsers() -> dict[str, argparse.ArgumentParser]:
     """The parser of every command line by what one types: each module of d3 whose `main(argv)` uses argparse."""
-    found = [_parser_of(import_module(f"d3.{path.stem}").main)
-             for path in sorted((root() / "d3").glob("*.py")) if _has_command(path)]  # fmt: skip
+    package = root() / "d3"
+    paths = [p for p in sorted([*package.glob("*.py"), *package.glob("*/__main__.py")]) if _has_command(p)]
+    found = [_parser_of(import_module(".".join(p.relative_to(root()).with_suffix("").parts)).main) for p in paths]
     return {parser.prog: parser for parser in sorted(found, key=lambda p: p.prog)}
 
 

@@ -45,6 +45,12 @@ def boot_plan(registration: Registration, slot: Slot, attempt: int, where: Locat
     )
 
 
+def check_levels(registration: Registration) -> None:
+    """Raises D3Error where an engine has no setting for a level of a cell: now, not when its first boot comes."""
+    for spec in registration.cells:
+        _launch(spec, Locations(python="", model=""))
+
+
 def _requests(registration: Registration, spec: CellSpec, boot: int) -> tuple[RequestPlan, ...]:
     pairs = [
         (prompt, phase)

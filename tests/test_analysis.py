@@ -536,3 +536,12 @@ def test_counts_add_up_and_the_interval_holds_the_rate(found):
                 assert kinds <= {"agree", "void"}
             if state.state == "diverges":
                 assert kinds <= {"agree", "void", "cache", "unknown"}
+
+
+def test_a_lone_surrogate_in_an_engines_words_breaks_no_table():
+    study = registration()
+    found = boots(study, {"on/0": {"short": CACHE}})
+    found[0] = boot(study, "on/0", 0, {"short": CACHE, "long": AGREE}, void={"short": "the engine said \ud800"})
+    table = one_table(study, found)
+    assert counts(table, "on/0", "short").void == 1
+    assert "\ud800" in counts(table, "on/0", "short").void_reasons[0]

@@ -198,6 +198,10 @@ def test_a_boot_without_a_valid_answer_exits_1_and_is_kept(
         (["model.path=/no/such/model"], "model.path=/no/such/model does not exist; name a folder with a checkpoint"),
         (["model.digest=0123456789abcdef"], "model fake-model has digest "),
         (["engine.python=/no/python"], "engine.python=/no/python is not an executable"),
+        (
+            ["+engine.factors.dtype.bfloat16.args=[]", "dtype=bfloat16,float32"],
+            "engine fake has no setting for dtype=float32",
+        ),
         (["engine.lock=nope"], "engine.lock=nope: there is no"),
         (["engine.min_memory_gb=1e6"], "GB of memory are free, engine fake needs 1000000.0 GB; end other programs"),
     ],
