@@ -24,7 +24,7 @@ def study_command(registration: Registration) -> str:
     for key, value in sorted(first.items()):
         if key not in registration.axes and key not in STUDY_FACTORS and not isinstance(value, dict | list):
             words.append(f"{key}={str(value).lower() if isinstance(value, bool) else value}")
-    return f"python -m d3 -m {shlex.join(words)}"
+    return " ".join(f"python -m d3 -m {shlex.join(words)}".split())  # one line, whatever a forged setting holds
 
 
 def _slowest_first(registration: Registration) -> list[str]:

@@ -4,7 +4,6 @@ Colours are drawn as placeholders and become CSS variables of the page, so that 
 """
 
 import io
-import logging
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -17,8 +16,6 @@ from matplotlib.ticker import MaxNLocator
 
 from d3.record import Frozen
 from d3.report.numbers import Drift, Part
-
-logging.getLogger("matplotlib").setLevel(logging.ERROR)  # it tells every user that it builds a font cache
 
 SIZE = (5.0, 3.1)  # inches: narrow, so that its text stays readable on a page 400 pixels wide
 CROWD = 4  # lines of one cell above which the largest is drawn over them
