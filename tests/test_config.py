@@ -43,7 +43,7 @@ def test_every_committed_option_composes_and_is_valid(group: str) -> None:
         (["prompts.items=[{id: a, text: x}, {id: a, text: y}]"], "prompts=default has two prompts of the same id",
          "give each prompt its own id"),
         (["prompts.items=[{id: a, text: ''}]"], "prompt a is empty", "give it a text or messages"),
-        (["prompts.items=[{id: %s, text: x}]" % ("a" * 101)], f"prompt id '{'a' * 101}' is not a name",  # noqa: UP031
+        (["prompts.items=[{id: %s, text: x}]" % ("a" * 101)], f"prompt id '{'a' * 101}' is not a name",
          "use letters, digits, dots, dashes and underscores, 100 at most"),
         (["prompts.items=[{id: 'a b', text: x}]"], "prompt id 'a b' is not a name",
          "use letters, digits, dots, dashes and underscores, 100 at most"),
