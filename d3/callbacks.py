@@ -5,7 +5,7 @@ Hydra turns exceptions of a callback into warnings, but a study must not start u
 
 import sys
 import traceback
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.global_hydra import GlobalHydra
@@ -27,9 +27,16 @@ from d3.registration import Registration
 from d3.store import study_dir
 from d3.study import Pins, register
 
+if TYPE_CHECKING:
+    from d3.opened import OpenStudy
+
+DONE = ("valid", "skipped", "planned")  # what a job may return
+
 
 class StudyCallback(Callback):
     """Runs in the process that was started, once per sweep (or once per single run)."""
+
+    study: "OpenStudy | None" = None
 
     def on_multirun_start(self, config: DictConfig, **_: Any) -> None:
         """Register the grid that the sweep spells out, log it, and hand its id to every job as an override."""
@@ -37,7 +44,7 @@ class StudyCallback(Callback):
 
     def on_run_start(self, config: DictConfig, **_: Any) -> None:
         """A single run is a study of one cell and one boot."""
-        if config.registration is None:  # a job of some launchers is a run of its own, already registered
+        if config.registration is None:  # else one boot of a study that is registered already, and open elsewhere
             self._guarded(self._start_single, config)
 
     def on_multirun_end(self, config: DictConfig, **_: Any) -> None:
@@ -47,12 +54,19 @@ class StudyCallback(Callback):
     def on_run_end(self, config: DictConfig, **kwargs: Any) -> None:
         """The same for a single run; Hydra raises a job's own error after this."""
         job_return: JobReturn = kwargs["job_return"]
-        if job_return.status == JobStatus.COMPLETED:
+        if job_return.status != JobStatus.COMPLETED:
+            return
+        if self.study is not None:
             self._guarded(self._finish, config)
+        elif job_return.return_value not in DONE:
+            sys.exit(1)
 
     def _start_sweep(self, config: DictConfig) -> None:
         overrides = _parsed(list(config.hydra.overrides.task))
         loader = GlobalHydra.instance().config_loader()
+        if any(o.get_key_element() == "registration" for o in overrides):
+            raise D3Error("registration= names the study of a single boot, a sweep registers its own",
+                          "leave it out; the same command goes on with the same study")  # fmt: skip
         grid = [o for o in overrides if o.get_key_element() != "boot"]
         jobs = BasicSweeper.split_arguments(grid, None)[0]
         _ask_before(len(jobs) * config.boots, config.allow_large)
@@ -60,8 +74,8 @@ class StudyCallback(Callback):
         if not config.plan_only:
             preflight(configs)
         swept = [o.key_or_group for o in grid if o.is_sweep_override()]
-        self._open(register(configs, swept, pins(configs)))
-        config.hydra.overrides.task.append(f"registration={self.study.registration.id()}")
+        study = self._open(register(configs, swept, pins(configs)))
+        config.hydra.overrides.task.append(f"registration={study.registration.id()}")
 
     def _start_single(self, config: DictConfig) -> None:
         if config.boots < 1:
@@ -72,16 +86,19 @@ class StudyCallback(Callback):
             config.boots, config.boot = 1, 0
             if not config.plan_only:
                 preflight([config])
-            self._open(register([config], [], pins([config])))
-            config.registration = self.study.registration.id()
+            study = self._open(register([config], [], pins([config])))
+            config.registration = study.registration.id()
 
-    def _open(self, registration: Registration) -> None:
+    def _open(self, registration: Registration) -> "OpenStudy":
         from d3.opened import OpenStudy  # not for --help: it imports MLflow
 
         check_levels(registration)
         self.study = OpenStudy(registration)
+        return self.study
 
     def _finish(self, config: DictConfig) -> None:
+        if self.study is None:
+            return
         if config.plan_only:
             self.study.close("SCHEDULED")
             boots = study_dir(self.study.registration.id()) / "boots"

@@ -6,10 +6,11 @@ import sys
 
 sys.path[:] = [p for p in sys.path if os.path.realpath(p or ".") != os.path.dirname(os.path.realpath(__file__))]
 
+import argparse
 from pathlib import Path
 
 
-def main(package: str, file: str, out: str) -> None:
+def convert(package: str, file: str, out: str) -> None:
     """Read FILE out of PACKAGE's folder, dequantise it, and save weights, configuration and tokenizer into OUT."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -27,5 +28,19 @@ def main(package: str, file: str, out: str) -> None:
     AutoTokenizer.from_pretrained(folder, gguf_file=file).save_pretrained(out)
 
 
+def main(argv: list[str] | None = None) -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        prog="python -m d3.convert",
+        description="Turn a packaged GGUF file into a plain bf16 checkpoint, by the engine's own Python.",
+        epilog="python -m d3.engine install runs it; it needs torch and transformers.",
+    )
+    parser.add_argument("package", help="the installed package that holds the file")
+    parser.add_argument("file", help="the GGUF file's name in it")
+    parser.add_argument("out", help="the folder to write")
+    options = parser.parse_args(argv)
+    convert(options.package, options.file, options.out)
+
+
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main()

@@ -30,16 +30,28 @@ def one_line(error: BaseException) -> str:
     if found := re.search(r"Could not find '([^']+)'|In '[^']+': Could not find '([^']+)'", str(error)):
         options = [line for line in lines if re.fullmatch(r"[\w./-]+", line)]
         return f"there is no {found[1] or found[2]}" + (f"; known: {', '.join(options)}" if options else "")
+    if found := re.search(r"merging override (\S+?)=.*Value '([^']*)' is not a valid bool", " ".join(lines)):
+        levels = "on, off or both: on,off" if found[1] == "apc" else "true, false or both: true,false"
+        return f"{found[1]}={found[2]} is not a level; use {found[1]}={levels}"
     return "; ".join(dict.fromkeys(line for line in lines if not line.startswith(("full_key", "object_type"))))
 
 
 def _nearest(key: str) -> str:
-    from dataclasses import fields
+    """What to write instead of a key that is not there: the nearest one of its own group."""
+    from dataclasses import fields, is_dataclass
+    from typing import get_type_hints
 
     from d3.config import Config
 
-    if "." in key:
-        return f"to add it, write +{key}=..."
-    known = [f.name for f in fields(Config)]
-    close = difflib.get_close_matches(key, known, n=1)
-    return f"did you mean {close[0]}?" if close else f"known: {', '.join(known)}"
+    parts = key.split(".")
+    group: type = Config
+    for i, part in enumerate(parts):
+        if not is_dataclass(group):  # a mapping such as engine.env, which takes any key
+            break
+        known = [f.name for f in fields(group)]
+        if part not in known:
+            if close := difflib.get_close_matches(part, known, n=1):
+                return f"did you mean {'.'.join([*parts[:i], close[0], *parts[i + 1 :]])}?"
+            return f"known{' in ' * bool(i)}{'.'.join(parts[:i])}: {', '.join(known)}"
+        group = get_type_hints(group)[part]
+    return f"to add it, write +{key}=..."

@@ -4,6 +4,7 @@ For measuring D3's CPU mode (`bench_invariant`, tests/slow). The engine's Python
 (`serve`) needs the standard library and vLLM only.
 """
 
+import argparse
 import json
 import os
 import sys
@@ -183,5 +184,20 @@ def _differing(llm: Any, prompt: dict[str, Any], keep: int) -> list[str]:
     return [name for name in after if moved(1, name) and not moved(0, name)]
 
 
-if __name__ == "__main__":
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command line of the child; a person only reads its help."""
+    parser = argparse.ArgumentParser(
+        prog="python -m d3.invariant_probe",
+        description="vLLM in one child process, spoken to in JSON lines over its pipes, to measure D3's CPU mode.",
+        epilog="python -m d3.bench_invariant starts it.",
+    )
+    parser.parse_args(argv)
+    if sys.stdin.isatty():
+        print("error: this waits for JSON lines, not for a person; run: python -m d3.bench_invariant", file=sys.stderr)
+        return 2
     serve()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -78,7 +78,7 @@ def run_slot(registration: Registration, slot: Slot, where: Locations) -> str:
     mine = _of_slot(attempts, slot)
     console = Console(registration, attempts, slot)
     tracking = Tracking()
-    study = tracking.open_study(registration)
+    study = tracking.find_study(registration.id()) or tracking.open_study(registration)
     for earlier in mine:  # a store that was down or is new gets what it lacks
         tracking.log_boot(study, load_boot(boot_dir(earlier)), boot_dir(earlier) / LOG)
     if ended := settled(registration, attempts, slot):
@@ -118,7 +118,7 @@ def _boot(plan: BootPlan, console: Console) -> Boot:
     if model_digest(plan.launch.model_path) != plan.model_digest:
         raise D3Error(f"the model in {plan.launch.model_path} changed since it was registered",
                       "restore it, or start a new study")  # fmt: skip
-    with console.live():
+    with console.live(plan):
         return booting.run(plan, boot_dir(plan), console.phase)
 
 

@@ -120,8 +120,9 @@ class Tracking:
 
     def find_study(self, registration_id: str) -> Study | None:
         """The parent run of a registration, if the store has one."""
-        runs = self._search(f"tags.`d3.kind` = 'study' and tags.`d3.registration` = '{registration_id}'")
-        return _study(runs[0]) if runs else None
+        with reachable():
+            runs = self._search(f"tags.`d3.kind` = 'study' and tags.`d3.registration` = '{registration_id}'")
+            return _study(runs[0]) if runs else None
 
     def studies(self) -> list[Study]:
         """All studies, the newest first."""

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -60,12 +61,14 @@ def _read(path: Path) -> Certificate:
     except OSError as error:
         raise D3Error(f"cannot read {path}: {error.strerror}", "check the path") from error
     except (ValueError, RecursionError) as error:
-        raise D3Error(f"{path}: not JSON ({error})", "the file is damaged", code=1) from error
+        raise D3Error(f"{path}: not JSON ({error})", "name a certificate; if this was one, it is damaged") from error
     version = found.get("schema_version") if isinstance(found, dict) else None
     if isinstance(version, int) and version > CERTIFICATE_VERSION:
         raise D3Error(
             f"{path}: schema_version {version} is newer than this D3 knows ({CERTIFICATE_VERSION})", "update D3"
         )
+    if not isinstance(found, dict) or not {"registration", "strata", "digest"} & set(found):
+        raise D3Error(f"{path} is no certificate", "name one, such as results/NAME.json")
     try:
         return load(path)
     except D3Error as error:
@@ -167,30 +170,32 @@ def main(argv: list[str] | None = None) -> int:
         help="a public key (PEM): the statement beside FILE must be signed by it",
     )
     options = parser.parse_args(argv)
-    path: Path = options.file
     out = getattr(sys.stdout, "reconfigure", None)
     if out:
         out(errors="backslashreplace")
     try:
-        examined = examine(path)
-        problems = examined.problems
-        if options.verify_key:
-            problems = (*problems, *check(path, options.verify_key))
-        if not problems:
-            found = examined.certificate
-            counts = f"{found.totals.counted} of {found.totals.boots} boots counted"
-            print(printable(f"{path}: holds; {counts}, registration {short(found.registration_id)}"))
-            print(printable(found.answer))
-            if options.verify_key:
-                print(printable(f"signed with the key of {options.verify_key}"))
-            return 0
+        code, lines = _said(options.file, options.verify_key)
     except D3Error as error:
         print(printable(f"error: {error}"), file=sys.stderr)
         return error.code
-    for problem in problems:
-        print(printable(f"{path}: {problem}"))
-    print(printable(f"{path}: does not hold, {len(problems)} problem{'s' * (len(problems) > 1)}"))
-    return 1
+    try:
+        print("\n".join(map(printable, lines)), flush=True)
+    except BrokenPipeError:  # `| head` has read enough; the exit code still says what was found
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return code
+
+
+def _said(path: Path, key: Path | None) -> tuple[int, list[str]]:
+    """The exit code and the lines to print."""
+    examined = examine(path)
+    problems = [*examined.problems, *(check(path, key) if key else ())]
+    if problems:
+        end = f"{path}: does not hold, {len(problems)} problem{'s' * (len(problems) > 1)}"
+        return 1, [*(f"{path}: {problem}" for problem in problems), end]
+    found = examined.certificate
+    counts = f"{found.totals.counted} of {found.totals.boots} boots counted"
+    lines = [f"{path}: holds; {counts}, registration {short(found.registration_id)}", found.answer]
+    return 0, lines + ([f"signed with the key of {key}"] if key else [])
 
 
 if __name__ == "__main__":

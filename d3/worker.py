@@ -10,6 +10,7 @@ import sys
 # This folder holds modules named like the standard library's (statistics); as a script's folder it would come first.
 sys.path[:] = [p for p in sys.path if os.path.realpath(p or ".") != os.path.dirname(os.path.realpath(__file__))]
 
+import argparse
 import contextlib
 import hashlib
 import json
@@ -18,8 +19,18 @@ import traceback
 from typing import Any
 
 
-def main() -> None:
+def main(argv: list[str] | None = None) -> int:
     """Serve one engine until `stop` or the end of the input; only protocol lines reach the real standard output."""
+    parser = argparse.ArgumentParser(
+        prog="python -m d3.worker",
+        description="vLLM in one child process, spoken to in JSON lines over its pipes. D3 starts it for every boot.",
+        epilog="To run a boot by hand: python -m d3 apc=on invariant=0, or python -m d3.boot --help.",
+    )
+    parser.parse_args(argv)
+    if sys.stdin.isatty():
+        print("error: this waits for JSON lines from D3, not for a person; see: python -m d3.worker --help",
+              file=sys.stderr)  # fmt: skip
+        return 2
     out = os.fdopen(os.dup(1), "w", encoding="utf-8", errors="surrogatepass")
     os.dup2(2, 1)
     worker = Worker()
@@ -34,6 +45,7 @@ def main() -> None:
             reply = {"op": "error", "line": f"{type(error).__name__}: {error}".splitlines()[0][:500]}
         out.write(json.dumps(reply) + "\n")
         out.flush()
+    return 0
 
 
 class Worker:
@@ -174,4 +186,4 @@ def _logprobs(completion: Any) -> tuple[list[float | None], list[float | None]]:
 
 if __name__ == "__main__":
     with contextlib.suppress(KeyboardInterrupt, BrokenPipeError):
-        main()
+        sys.exit(main())

@@ -1,7 +1,9 @@
 """The command lines, against the pretend engine: from `python -m d3 -m ...` to the certificate."""
 
+import importlib.util
 import json
 import os
+import re
 import runpy
 import shutil
 import signal
@@ -99,6 +101,8 @@ def test_the_whole_study_from_any_folder_to_a_certificate_out_of_mlflow_alone(
     assert (done.code, done.err) == (0, "")
     assert "4 cells x 2 boots" in done.out
     assert "8 of 8 boots valid\n" in done.out
+    assert done.out.count(": begins") == done.out.count(": valid in ") == 8
+    assert not [c for c in done.out if not c.isprintable() and c != "\n"]
     found = records(home)
     assert [r.position for r in found] == list(range(8))
     assert [r.started_at for r in found] == sorted(r.started_at for r in found)
@@ -189,6 +193,22 @@ def test_a_boot_without_a_valid_answer_exits_1_and_is_kept(
     ("words", "said"),
     [
         (["aps=on,off"], "no configuration key is called aps; did you mean apc?"),
+        (["engine.pyton=x"], "no configuration key is called engine.pyton; did you mean engine.python?"),
+        (["engin.python=x"], "no configuration key is called engin.python; did you mean engine.python?"),
+        (
+            ["model.colour=x"],
+            "no configuration key is called model.colour; known in model: name, digest, package, file",
+        ),
+        (["engine.env.A=1"], "no configuration key is called engine.env.A; to add it, write +engine.env.A=..."),
+        (["apc=maybe"], "apc=maybe is not a level; use apc=on, off or both: on,off"),
+        (["apc=on,maybe"], "apc=maybe is not a level; use apc=on, off or both: on,off"),
+        (["eager=true,false"], "engine fake has no setting for eager=false; its levels are: true"),
+        (["eager=perhaps"], "eager=perhaps is not a level; use eager=true, false or both: true,false"),
+        (
+            ["apc=on,off", "registration=0123"],
+            "registration= names the study of a single boot, a sweep registers its own",
+        ),
+        (["registration=0123456789ab"], "registration.json does not exist; check the path"),
         (["engine=nope"], "there is no engine/nope; known: fake, vllm"),
         (["boots=many"], "Error merging override boots=many; Value 'many' of type 'str'"),
         (["invariant=0,2"], "invariant=2 is not a level; use invariant=0, 1 or both: 0,1"),
@@ -198,10 +218,7 @@ def test_a_boot_without_a_valid_answer_exits_1_and_is_kept(
         (["model.path=/no/such/model"], "model.path=/no/such/model does not exist; name a folder with a checkpoint"),
         (["model.digest=0123456789abcdef"], "model fake-model has digest "),
         (["engine.python=/no/python"], "engine.python=/no/python is not an executable"),
-        (
-            ["+engine.factors.dtype.bfloat16.args=[]", "dtype=bfloat16,float32"],
-            "engine fake has no setting for dtype=float32",
-        ),
+        (["eager=true,false"], "engine fake has no setting for eager=false; its levels are: true"),
         (["engine.lock=nope"], "engine.lock=nope: there is no"),
         (["engine.min_memory_gb=1e6"], "GB of memory are free, engine fake needs 1000000.0 GB; end other programs"),
     ],
@@ -234,7 +251,8 @@ def test_mlflow_that_is_down_is_one_line_and_runs_nothing(
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
     done = d3(*FAKE)
     assert done.code == 2
-    assert "MLflow at http://127.0.0.1:9 does not answer: " in done.error()
+    assert done.error().startswith("MLflow at http://127.0.0.1:9 does not answer: Connection refused; start it")
+    assert len(done.error()) < 200
     assert records(home) == []
 
 
@@ -310,6 +328,26 @@ def test_ctrl_c_in_mid_boot_leaves_nothing_behind_and_the_study_goes_on(home: Ho
     assert runs("study")[0].info.status == "FINISHED"
 
 
+def test_one_boot_of_a_registered_study_can_be_run_by_itself(home: Home, d3: Callable[..., Done]) -> None:
+    words = (*FAKE, "apc=on,off", "boots=1")
+    home.switch.write_text("die_in_boot")
+    assert d3("-m", *words).code == 1
+    home.switch.unlink()
+    (parent,) = runs("study")
+    one = (*FAKE, "apc=off", f"registration={parent.data.tags['d3.registration'][:12]}")
+    done = d3(*one)
+    assert (done.code, done.err) == (0, "")
+    assert "boot 0 apc=off invariant=0: valid in" in done.out
+    assert sorted(r.status for r in records(home)) == ["failed", "failed", "valid"]
+    assert len(runs("boot")) == 3
+    assert runs("study")[0].info.status == "FAILED"  # as the sweep left it; running it again closes it
+    assert "already recorded" in d3(*one).out
+    home.switch.write_text("die_in_boot")
+    done = d3(*FAKE, "apc=on", f"registration={parent.data.tags['d3.registration']}")
+    assert (done.code, done.err) == (1, "")
+    assert "failed (boot: ValueError: no available memory" in done.out
+
+
 def test_sigterm_ends_a_study_as_ctrl_c_does(d3: Callable[..., Done], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("d3.job.run", lambda _cfg: os.kill(os.getpid(), signal.SIGTERM))
     assert d3(*FAKE).code == 130
@@ -322,14 +360,20 @@ def test_help_is_quick_and_imports_nothing_heavy() -> None:
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=True)
     spent = os.times().children_user + os.times().children_system - began[1]
     imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
-    assert "apc" in done.stdout
+    assert "python -m d3 -m apc=on,off invariant=0,1 " in done.stdout
+    assert "engine: vllm, vllm_cpu" in done.stdout
+    assert len(done.stdout.splitlines()) < 40
+    for command in re.findall(r"python -m (d3\.\w+)", done.stdout):
+        assert importlib.util.find_spec(command), command
     assert not imported & {"mlflow", "pandas", "scipy", "torch", "vllm", "httpx"}
     assert spent < 1.5
 
 
 @pytest.mark.parametrize(
-    "module", ["d3.certify", "d3.verify", "d3.sync", "d3.boot", "d3.engine", "d3.host", "d3.report"]
-)
+    "module",
+    ["d3.certify", "d3.verify", "d3.sync", "d3.boot", "d3.engine", "d3.host", "d3.report", "d3.attest", "d3.compare",
+     "d3.reproduce", "d3.reference", "d3.bench_invariant", "d3.invariant_probe", "d3.convert", "d3.worker"],
+)  # fmt: skip
 def test_every_command_has_help(module: str, capsys: pytest.CaptureFixture[str]) -> None:
     import importlib
 

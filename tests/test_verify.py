@@ -1,6 +1,7 @@
 """A certificate that was touched anywhere must not verify; one that was not must, from its own files alone."""
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -146,10 +147,7 @@ def test_help(capsys):
         (lambda f: f.update({"c/boots/extra.json": b"{}"}), "boots/extra.json: not named by the certificate"),
         (lambda f: f.update({"c/registration.json": b"{}"}), "registration.json: digest"),
         (lambda f: f.update({"c.json": f["c.json"].replace(b'"k": 1', b'"k": 0', 1)}), "digest: recorded"),
-        (lambda f: f.update({"c.json": b"not json"}), "not JSON"),
-        (lambda f: f.update({"c.json": b"\xff\xfe"}), "not JSON"),
-        (lambda f: f.update({"c.json": b"[" * 100_000}), "not JSON"),
-        (lambda f: f.update({"c.json": b"{}"}), "answer: Field required"),
+        (lambda f: f.update({"c.json": b'{"digest": "0"}'}), "answer: Field required"),
         (lambda f: f.update({"c.json": f["c.json"] + b"\n"}), "not in the form in which D3 writes it"),
     ],
 )
@@ -159,6 +157,34 @@ def test_place_is_named(capsys, change, words):
     assert code_of(files) == 1
     printed = capsys.readouterr()
     assert words in printed.out + printed.err
+
+
+@pytest.mark.parametrize(
+    ("raw", "words"),
+    [
+        (b"not json", "not JSON"),
+        (b"\xff\xfe", "not JSON"),
+        (b"[" * 100_000, "not JSON"),
+        (b"{}", "is no certificate; name one"),
+        (b'"text"', "is no certificate; name one"),
+        (b'{"name": "a package", "version": 1}', "is no certificate; name one"),
+    ],
+)
+def test_a_file_that_is_no_certificate_is_nothing_to_check(capsys, raw, words):
+    assert code_of({**BYTES, "c.json": raw}) == 2
+    assert words in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("files", "code"), [(BYTES, 0), ({**BYTES, "c/boots/extra.json": b"{}"}, 1)])
+def test_a_reader_that_leaves_early_changes_no_exit_code_and_gets_no_traceback(files, code):
+    root = Path(__file__).parent.parent
+    with on_disk(files) as path:
+        reader, writer = os.pipe()
+        os.close(reader)  # what `| head` does, sooner than any race would
+        command = [sys.executable, "-m", "d3.verify", str(path)]
+        done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, text=True, check=False, cwd=root)
+        os.close(writer)
+    assert (done.returncode, done.stderr) == (code, "")
 
 
 @pytest.mark.parametrize(
