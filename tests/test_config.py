@@ -63,14 +63,19 @@ def test_what_cannot_be_run_is_refused_with_its_remedy(overrides: list[str], mes
     [
         ("aps=on", "no configuration key is called aps; did you mean apc?"),
         ("invarient=1", "no configuration key is called invarient; did you mean invariant?"),
-        ("engine.speed=3", "no configuration key is called engine.speed; to add it, write +engine.speed=..."),
+        (
+            "engine.speed=3",
+            "no configuration key is called engine.speed; known in engine: name, distribution, version, transport, lock, python, server, args, env, factors, "
+            "invariant_mode, backend, health, version_path, metrics_path, salt_field, reset_path, min_memory_gb, boot_timeout_s, "
+            "request_timeout_s",
+        ),
         ("engine=vllm_cpuu", "there is no engine/vllm_cpuu; known: vllm, vllm_cpu"),
         ("prompts=nope", "there is no prompts/nope; known: default"),
         (
             "boots=many",
             "Error merging override boots=many; Value 'many' of type 'str' could not be converted to Integer",
         ),
-        ("apc=maybe", "Error merging override apc=maybe; Value 'maybe' is not a valid bool (type str)"),
+        ("apc=maybe", "apc=maybe is not a level; use apc=on, off or both: on,off"),
     ],
 )
 def test_a_misspelt_word_is_one_line_with_the_nearest_one(override: str, line: str) -> None:
