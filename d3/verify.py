@@ -63,7 +63,7 @@ def _read(path: Path) -> Certificate:
     except (ValueError, RecursionError) as error:
         raise D3Error(f"{path}: not JSON ({error})", "name a certificate; if this was one, it is damaged") from error
     version = found.get("schema_version") if isinstance(found, dict) else None
-    if isinstance(version, int) and version > CERTIFICATE_VERSION:
+    if isinstance(version, int | float) and version > CERTIFICATE_VERSION:
         raise D3Error(
             f"{path}: schema_version {version} is newer than this D3 knows ({CERTIFICATE_VERSION})", "update D3"
         )

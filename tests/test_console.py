@@ -65,6 +65,24 @@ def in_terminal(folder: Path, width: int, **more: str) -> str:
     return out.decode()
 
 
+@pytest.mark.parametrize("name", ["worker", "invariant_probe"])
+def test_a_script_that_waits_for_another_program_says_so_to_a_person(name: str) -> None:
+    master, slave = pty.openpty()
+    done = subprocess.run(
+        [sys.executable, "-m", f"d3.{name}"],
+        cwd=ROOT,
+        stdin=slave,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    os.close(master)
+    os.close(slave)
+    assert done.returncode == 2
+    assert re.fullmatch(r"error: this waits for JSON lines.*, not for a person; .*python -m d3\.\w+.*\n", done.stderr)
+
+
 def lines(raw: str) -> list[str]:
     """What was on the screen at some time, line by line, without the escapes."""
     return [line for line in re.split(r"[\r\n]+", ESCAPES.sub("\r", raw)) if line.strip()]

@@ -9,6 +9,7 @@ import sqlite3
 import time
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 import mlflow
 import pytest
@@ -18,14 +19,14 @@ from mlflow import MlflowClient
 from mlflow.entities import Run
 
 import build
-from conftest import Home
+from conftest import TESTS, Home
 from d3.certificate import build as certificate_of
 from d3.errors import D3Error
 from d3.headline import answers, params_of, run_name
 from d3.reach import tracking_uri
 from d3.record import Boot, canonical_json, sha256
 from d3.registration import Registration
-from d3.store import LOG, boot_dir, save_boot, save_registration
+from d3.store import LOG, boot_dir, load, save_boot, save_registration
 from d3.sync import sync
 from d3.tracking import Study, Tracking
 from d3.view import description
@@ -133,7 +134,9 @@ def test_answers_are_alike_exactly_where_text_and_logprobs_are(script: str) -> N
         assert (signs[one][0] == signs[other][0]) == same_text
 
 
-def test_the_prompts_are_an_input_of_the_study_and_of_every_boot(tracking: Tracking, tmp_path: Path) -> None:
+def test_the_prompts_are_an_input_of_the_study_and_of_every_boot(
+    tracking: Tracking, monkeypatch: pytest.MonkeyPatch
+) -> None:
     study = logged(tracking, BOOTS[0])
     (child,) = children(tracking, study)
     for run in (tracking.client.get_run(study.run_id), child):
@@ -141,7 +144,8 @@ def test_the_prompts_are_an_input_of_the_study_and_of_every_boot(tracking: Track
         assert found.dataset.name == "test prompts"
         assert [(t.key, t.value) for t in found.tags] == [("mlflow.data.context", "prompts")]
         assert json.loads(found.dataset.profile) == {"num_rows": 2}
-    mlflow.set_tracking_uri(tracking_uri())
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", tracking_uri())
+    mlflow.set_tracking_uri(tracking_uri())  # an earlier call's would go before the environment's
     rows = json.loads(Path(mlflow.data.get_source(found.dataset).load()).read_text())
     assert [(r["id"], r["messages"]) for r in rows] == [
         ("short", "user: A short prompt."), ("long", "user: A long prompt."),
@@ -343,6 +347,24 @@ def test_a_new_store_is_filled_from_the_files_and_keeps_the_time_of_registration
     other = Tracking()
     assert other.studies()[0].registered_at == at
     assert len(children(other, other.studies()[0])) == 4
+
+
+def test_the_readmes_query_shows_the_answers_of_a_recorded_study_by_cell(
+    store: Path, home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recorded = TESTS / "data" / "recorded" / "flag_unavailable"
+    study = load(Registration, recorded / "registration.json")
+    shutil.copytree(recorded, home.runs / "studies" / study.id()[:12])
+    assert sync() == 8
+    (block,) = re.findall(r"^```python\n(.*?)^```$", (TESTS.parent / "README.md").read_text(), re.M | re.S)
+    monkeypatch.chdir(home.folder)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", tracking_uri())  # the block sets it for the whole process
+    names: dict[str, Any] = {}
+    exec(block, names)  # noqa: S102
+    assert names["by_cell"].size().to_dict() == {
+        (study.study, "off", "0", "AAAAAAAA"): 2,
+        (study.study, "on", "0", "ABBBBBAB"): 2,
+    }
 
 
 @pytest.mark.parametrize("folder", ["with space", "quo'te", "per%20cent", "ha#sh", "what?"])
