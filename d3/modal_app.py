@@ -108,9 +108,7 @@ def upload(volume: "modal.Volume", registration: Registration, model: str | None
             pass
         folder = Path(model_dir(weights["name"], weights["package"], model))
         if model_digest(str(folder)) != digest:
-            raise D3Error(
-                f"{folder} does not hold the registered weights, digest {digest[:12]}", "name it: --model PATH"
-            )
+            raise D3Error(f"{folder} does not hold the weights registered, {digest[:12]}", "name them: --model PATH")
         print(f"uploading {folder}", flush=True)
         with volume.batch_upload() as batch:
             put = batch.put_file if folder.is_file() else batch.put_directory
@@ -141,10 +139,8 @@ def _said(error: BaseException) -> str:
 def _keep(result: Returned) -> None:
     record = result.boot.record
     folder = boot_dir(record)
-    again = (
-        folder / RECORD
-    ).exists()  # a boot whose container Modal took for lost can come twice: the first one counts
-    if not again:
+    again = (folder / RECORD).exists()
+    if not again:  # a boot whose container Modal took for lost can come twice: the first one counts
         write_atomic(folder / LOG, result.log)
         save_boot(result.boot, folder)
     said = "came again, the first stays" if again else f"{record.status} {record.reason}".strip()
@@ -198,7 +194,9 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--model", help="the registered model's folder here (default: the one D3 converted)")
     for key, value in defaults.items():
         kind = int if isinstance(value, int) else str
-        parser.add_argument(f"--{key.replace('_', '-')}", type=kind, default=value, help=f"(default {value})")
+        parser.add_argument(
+            f"--{key.replace('_', '-')}", type=kind, default=value, help=f"see conf/modal.yaml (default {value})"
+        )
     options = vars(parser.parse_args(argv))
     study, model = options.pop("study"), options.pop("model")
     try:
