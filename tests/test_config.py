@@ -63,14 +63,10 @@ def test_what_cannot_be_run_is_refused_with_its_remedy(overrides: list[str], mes
     [
         ("aps=on", "no configuration key is called aps; did you mean apc?"),
         ("invarient=1", "no configuration key is called invarient; did you mean invariant?"),
-<<<<<<< HEAD
-        ("engine.speed=3", "no configuration key is called engine.speed; known in engine: name, distribution"),
-=======
         (
             "model.colour=3",
             "no configuration key is called model.colour; known in model: name, digest, package, file, path",
         ),
->>>>>>> ui
         ("engine=vllm_cpuu", "there is no engine/vllm_cpuu; known: vllm, vllm_cpu"),
         ("prompts=nope", "there is no prompts/nope; known: default"),
         (
