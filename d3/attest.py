@@ -7,7 +7,7 @@ from pathlib import Path
 
 from d3.errors import D3Error
 from d3.statement import sign, write_statement
-from d3.verify import verify
+from d3.verify import examine
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -21,13 +21,14 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--sign", type=Path, metavar="KEY", help="a private key in PEM form, such as ed25519")
     options = parser.parse_args(argv)
     try:
-        if problems := verify(options.file):
-            raise D3Error(f"{options.file} does not hold: {problems[0]}", f"see: python -m d3.verify {options.file}", 1)
-        written = sign(options.file, options.sign) if options.sign else write_statement(options.file)
+        path, found = options.file, examine(options.file)
+        if found.problems:
+            raise D3Error(f"{path} does not hold: {found.problems[0]}", f"see: python -m d3.verify {path}", 1)
+        made = sign(found.certificate, path, options.sign) if options.sign else write_statement(found.certificate, path)
     except D3Error as error:
         print(f"error: {error}", file=sys.stderr)
         return error.code
-    print(f"statement {os.path.relpath(written)}")
+    print(f"statement {os.path.relpath(made)}")
     if options.sign:
         print(f"next: python -m d3.verify {options.file} --verify-key PUBLIC_KEY")
     return 0

@@ -15,7 +15,8 @@ from d3.certificate import Certificate, Context, build, write
 from d3.certificate import load as load_certificate
 from d3.errors import D3Error
 from d3.registration import Registration, short
-from d3.report.files import write_reports
+from d3.report.evidence import Evidence
+from d3.report.files import write_from
 from d3.report.terminal import terminal
 from d3.store import root
 from d3.tracking import Study, Tracking
@@ -46,7 +47,9 @@ def certify(run: str | None, out: Path | None) -> tuple[Certificate, Path]:
     certificate = build(registration, boots, context)
     path = out or default_path(registration)
     write(certificate, boots, path)
-    reports = write_reports(path)
+    by_id = {boot.record.boot_id: boot for boot in boots}
+    evidence = Evidence(certificate=certificate, boots=tuple(by_id[entry.boot_id] for entry in certificate.boots))
+    reports = write_from(evidence, path, path.parent)
     tracking.annotate(study, certificate, reports[0].read_text("utf-8", "replace"), [path, *reports])
     return certificate, path
 

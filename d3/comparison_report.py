@@ -10,7 +10,7 @@ from rich.text import Text
 from d3.comparison import Change, Comparison, Row
 from d3.gate import Finding, Group, causes, findings, groups, nothing_compared, worse, worse_verdict
 from d3.registration import short
-from d3.report.markdown import escape
+from d3.report.markdown import escape, markdown_table
 from d3.report.tables import count
 from d3.verdicts import WHAT
 from d3.verify import printable
@@ -143,9 +143,8 @@ def _markdown(comparison: Comparison, old: str, new: str) -> Iterator[str]:
 
 
 def _markdown_table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    yield from (f"## {escape(printable(title))}", "", f"| {' | '.join(header)} |", f"|{'---|' * len(header)}")
-    yield from (f"| {' | '.join(escape(printable(x)) for x in row)} |" for row in rows)
-    yield ""
+    yield from (f"## {escape(printable(title))}", "")
+    yield from (*markdown_table(header, [[printable(x) for x in row] for row in rows], align="---"), "")
 
 
 def _many(n: int, what: str) -> str:

@@ -67,7 +67,7 @@ def run(cfg: DictConfig) -> str:
     slot = _slot(cfg, registration)
     if cfg.plan_only:
         attempts = _of_slot((record for _, record in recorded(registration.id())), slot)
-        return _planned(boot_plan(registration, slot, len(attempts) + 1, OPEN))
+        return _planned(boot_plan(registration, slot, _next_attempt(attempts), OPEN))
     return run_slot(registration, slot, _locations(cfg))
 
 
@@ -88,7 +88,7 @@ def run_slot(registration: Registration, slot: Slot, where: Locations) -> str:
         console.say("already recorded" if ended.status == "valid" else again)
         return ended.status
     refused = _refusal(registration, attempts, slot)
-    plan = boot_plan(registration, slot, 1 + max((r.attempt for r in mine), default=0), where)
+    plan = boot_plan(registration, slot, _next_attempt(mine), where)
     began = time.monotonic()
     boot = booting.skipped(plan, f"the flag is unavailable: {refused.reason}") if refused else _boot(plan, console)
     save_boot(boot, boot_dir(plan))
@@ -113,8 +113,7 @@ def due(registration: Registration) -> list[BootPlan]:
     """The plans of the boots that may still be tried, in the registered order, their paths open."""
     attempts = [record for _, record in recorded(registration.id())]
     slots = [slot for slot in registration.order if settled(registration, attempts, slot) is None]
-    numbers = [1 + max((r.attempt for r in _of_slot(attempts, slot)), default=0) for slot in slots]
-    return [boot_plan(registration, slot, n, OPEN) for slot, n in zip(slots, numbers, strict=True)]
+    return [boot_plan(registration, slot, _next_attempt(_of_slot(attempts, slot)), OPEN) for slot in slots]
 
 
 def _planned(plan: BootPlan) -> str:
@@ -149,6 +148,10 @@ def _slot(cfg: DictConfig, registration: Registration) -> Slot:
 
 def _of_slot(records: Iterable[BootRecord], slot: Slot) -> list[BootRecord]:
     return [r for r in records if (r.boot, r.stratum, r.cell) == (slot.boot, slot.stratum, slot.cell)]
+
+
+def _next_attempt(mine: Iterable[BootRecord]) -> int:
+    return 1 + max((r.attempt for r in mine), default=0)
 
 
 def _refusal(registration: Registration, attempts: Sequence[BootRecord], slot: Slot) -> BootRecord | None:

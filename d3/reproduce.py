@@ -16,30 +16,26 @@ from rich.text import Text
 
 from d3.certificate import Certificate
 from d3.certify import certify
-from d3.comparison import Comparison, Evidence, Row, Side, compare
+from d3.compare import read_side
+from d3.comparison import Comparison, Evidence, Row, compare
 from d3.errors import D3Error
 from d3.install import engine_python, lock_digest, model_dir
-from d3.job import run_slot, settled
+from d3.job import due, run_slot
 from d3.model import model_digest
 from d3.opened import OpenStudy
 from d3.plan import Locations
 from d3.record import ENDPOINTS
 from d3.registration import CellSpec, Registration, Repeats, repetition, short
 from d3.signals import STOPPED, stop_on_signals
-from d3.store import recorded, runs_dir
+from d3.store import runs_dir
 from d3.verdicts import WHAT
-from d3.verify import examine
 
 
 def next_repetition(certificate: Certificate, boots: int) -> Registration:
     """The repetition that was not finished on this machine, else a new one."""
-    for number in itertools.count(1):
-        repeats = Repeats(certificate=certificate.digest, number=number)
-        found = repetition(certificate.registration, boots, repeats)
-        attempts = [record for _, record in recorded(found.id())]
-        if any(settled(found, attempts, slot) is None for slot in found.order):
-            return found
-    raise AssertionError("counting has no end")
+    numbered = (Repeats(certificate=certificate.digest, number=n) for n in itertools.count(1))
+    studies = (repetition(certificate.registration, boots, repeats) for repeats in numbered)
+    return next(study for study in studies if due(study))
 
 
 def locate(cell: CellSpec, python: str | None, model: str | None) -> Locations:
@@ -58,14 +54,6 @@ def locate(cell: CellSpec, python: str | None, model: str | None) -> Locations:
         raise D3Error(f"the weights in {folder} have digest {short(found)}, registered is {short(weights['digest'])}",
                       "name the registered model's folder: --model PATH")  # fmt: skip
     return Locations(python=engine_python(name, lock, python), model=folder)
-
-
-def original(path: Path) -> Side:
-    """The certificate to repeat and its boots. Raises D3Error where it does not hold."""
-    found = examine(path)
-    if found.problems:
-        raise D3Error(f"{path} does not hold: {found.problems[0]}", f"see: python -m d3.verify {path}")
-    return Side(certificate=found.certificate, boots=found.boots)
 
 
 def run(certificate: Certificate, boots: int | None, python: str | None, model: str | None) -> str:
@@ -136,11 +124,11 @@ def main(argv: list[str] | None = None) -> int:
     options = parser.parse_args(argv)
     stop_on_signals()
     try:
-        old = original(options.file)
+        old = read_side(options.file)
         run_id = run(old.certificate, options.boots, options.python, options.model)
         out = options.out or runs_dir() / "reproductions" / f"{options.file.stem}-{run_id[:8]}.json"
         certify(run_id, out)
-        found = compare(old, original(out))
+        found = compare(old, read_side(out))
     except KeyboardInterrupt:
         print(STOPPED, file=sys.stderr)
         return 130

@@ -17,7 +17,7 @@ from securesystemslib.signer import CryptoSigner, SSlibKey  # type: ignore[attr-
 from d3.certificate import REGISTRATION, Certificate, load, render
 from d3.errors import D3Error
 from d3.record import Frozen, canonical_json, plain, sha256
-from d3.store import write_atomic
+from d3.store import read_file, write_atomic
 
 STATEMENT = "https://in-toto.io/Statement/v1"
 PREDICATE = "urn:d3:determinism-certificate:v1"
@@ -57,19 +57,19 @@ def envelope_of(path: Path) -> Path:
     return path.with_suffix(".intoto.jsonl")
 
 
-def write_statement(path: Path) -> Path:
-    """Write the statement of the certificate at `path`, unsigned; returns NAME.statement.json."""
+def write_statement(certificate: Certificate, path: Path) -> Path:
+    """Write the statement of the certificate that lies at `path`, unsigned; returns NAME.statement.json."""
     out = path.with_suffix(".statement.json")
-    write_atomic(out, statement(load(path), path.stem) + "\n")
+    write_atomic(out, statement(certificate, path.stem) + "\n")
     return out
 
 
-def sign(path: Path, key: Path) -> Path:
-    """Sign the statement of the certificate at `path`; returns NAME.intoto.jsonl.
+def sign(certificate: Certificate, path: Path, key: Path) -> Path:
+    """Sign the statement of the certificate that lies at `path`; returns NAME.intoto.jsonl.
 
     `key`: a private key in PEM form, of a kind that the library knows (Ed25519, ECDSA, RSA). Raises D3Error.
     """
-    envelope = Envelope(statement(load(path), path.stem).encode(), PAYLOAD, {})
+    envelope = Envelope(statement(certificate, path.stem).encode(), PAYLOAD, {})
     envelope.sign(CryptoSigner(_private(key)))
     write_atomic(envelope_of(path), _line(envelope))
     return envelope_of(path)
@@ -82,7 +82,7 @@ def check(path: Path, public: Path) -> list[str]:
     """
     key = _public(public)
     signed = envelope_of(path)
-    data = _read(signed, "sign it: python -m d3.attest FILE --sign KEY")
+    data = read_file(signed, "sign it: python -m d3.attest FILE --sign KEY")
     try:
         envelope = Envelope.from_dict(json.loads(data))
         whole = _line(envelope).encode() == data
@@ -106,17 +106,8 @@ def _line(envelope: Envelope) -> str:
     return canonical_json(envelope.to_dict()) + "\n"
 
 
-def _read(path: Path, remedy: str) -> bytes:
-    try:
-        return path.read_bytes()
-    except FileNotFoundError:
-        raise D3Error(f"{path} does not exist", remedy) from None
-    except OSError as error:
-        raise D3Error(f"cannot read {path}: {error.strerror}", "check the path") from error
-
-
 def _private(path: Path) -> Any:
-    data = _read(path, NEW_KEY)
+    data = read_file(path, NEW_KEY)
     try:
         return load_pem_private_key(data, None)
     except TypeError as error:  # cryptography's word for a key under a password
@@ -126,7 +117,7 @@ def _private(path: Path) -> Any:
 
 
 def _public(path: Path) -> SSlibKey:
-    data = _read(path, NEW_KEY)
+    data = read_file(path, NEW_KEY)
     try:
         return SSlibKey.from_crypto(load_pem_public_key(data))
     except (ValueError, UnsupportedAlgorithm) as error:

@@ -98,14 +98,20 @@ def write_atomic(path: Path, data: str | bytes) -> None:
         raise D3Error(f"cannot write {path}: {error.strerror}", "free disk space or choose another folder") from error
 
 
+def read_file(path: Path, missing: str = "check the path") -> bytes:
+    """A file's bytes. Raises D3Error where it cannot be read; `missing`: what to do where it does not exist."""
+    try:
+        return path.read_bytes()
+    except FileNotFoundError as error:
+        raise D3Error(f"{path} does not exist", missing) from error
+    except OSError as error:
+        raise D3Error(f"cannot read {path}: {error.strerror}", "check the path") from error
+
+
 def load(model: type[M], path: Path) -> M:
     """Read one model from a JSON file. Raises D3Error that names the file and the field."""
     try:
-        return model.model_validate_json(path.read_bytes())
-    except FileNotFoundError as error:
-        raise D3Error(f"{path} does not exist", "check the path") from error
-    except OSError as error:
-        raise D3Error(f"cannot read {path}: {error.strerror}", "check the path") from error
+        return model.model_validate_json(read_file(path))
     except ValidationError as error:
         raise D3Error(f"{path}: {explain(error)}", "the file is damaged or of another version") from error
 

@@ -94,11 +94,11 @@ class Tracking:
             # Consumed once: a boot's own run must not take the run that `mlflow run` opened for the study.
             adopted = os.environ.pop("MLFLOW_RUN_ID", None)
             run = self.client.get_run(adopted) if adopted else None
+            at = save_registration(registration)
             if run is None or "d3.registration" in run.data.tags:
                 name = f"{registration.study} {short(registration.id())}"[:NAME_KEPT]
-                at = save_registration(registration)
                 run = self.client.create_run(self.experiment, start_time=_ms(at), run_name=name)
-            run_id, at = run.info.run_id, save_registration(registration)
+            run_id = run.info.run_id
             params = {k: ",".join(v) for k, v in registration.axes.items()}
             params |= {
                 "boots": str(registration.boots),

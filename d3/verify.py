@@ -15,7 +15,7 @@ from d3.record import Boot, BootRecord, Frozen, canonical_json, plain, sha256
 from d3.registration import diff_paths, short
 from d3.schema import CERTIFICATE_VERSION, Artifact, BootEntry, Certificate, digest
 from d3.statement import check
-from d3.store import explain, parse_responses
+from d3.store import explain, parse_responses, read_file
 
 SHOWN = 20  # problems of one kind that are printed; the rest is counted
 
@@ -55,11 +55,7 @@ def examine(path: Path) -> Examined:
 def _read(path: Path) -> Certificate:
     """The certificate, if it is one of a version that this D3 can recompute."""
     try:
-        found = json.loads(path.read_bytes())
-    except FileNotFoundError:
-        raise D3Error(f"{path} does not exist", "name a certificate, such as results/NAME.json") from None
-    except OSError as error:
-        raise D3Error(f"cannot read {path}: {error.strerror}", "check the path") from error
+        found = json.loads(read_file(path, "name a certificate, such as results/NAME.json"))
     except (ValueError, RecursionError) as error:
         raise D3Error(f"{path}: not JSON ({error})", "name a certificate; if this was one, it is damaged") from error
     version = found.get("schema_version") if isinstance(found, dict) else None
@@ -150,9 +146,9 @@ def _rebuilt(certificate: Certificate, boots: Sequence[Boot]) -> list[str]:
     return [f"{p}: not what the artifacts give" for p in paths[:SHOWN]] + more
 
 
-def printable(text: str) -> str:
-    """One line without control characters: what is printed comes from a file that nobody has checked yet."""
-    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+def printable(text: str, keep: str = "") -> str:
+    """Text without control characters but those to `keep`: what is shown comes from a file nobody has checked yet."""
+    return "".join(c if c.isprintable() or c in keep else repr(c)[1:-1] for c in text)
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from d3.report.evidence import read, shown
+from d3.report.evidence import Evidence, read, shown
 from d3.report.markdown import markdown
 from d3.report.page import page
 from d3.store import write_atomic
@@ -13,7 +13,12 @@ def write_reports(path: Path, out: Path | None = None) -> list[Path]:
 
     They lie beside the certificate, or in `out`. Raises D3Error where a file is missing, damaged or was changed.
     """
-    evidence, file, folder = read(path), shown(path), out or path.parent
+    return write_from(read(path), path, out or path.parent)
+
+
+def write_from(evidence: Evidence, path: Path, folder: Path) -> list[Path]:
+    """The same from what is in memory. `path`: where the certificate lies; `folder`: where the reports go."""
+    file = shown(path)
     made = {".md": markdown(evidence.certificate, file), ".html": page(evidence, file)}
     for suffix, text in made.items():
         write_atomic(folder / f"{path.stem}{suffix}", text)

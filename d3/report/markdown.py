@@ -6,7 +6,7 @@ from d3.contrasts import Contrast
 from d3.record import ENDPOINTS, Endpoint
 from d3.report.again import steps
 from d3.report.answer import answers, cautions
-from d3.report.tables import COLD, same, table
+from d3.report.tables import COLD, counts_of, gaps, same, table
 from d3.schema import Certificate, Stratum
 from d3.table import CellResult, Pair
 from d3.verdicts import WHAT
@@ -77,19 +77,22 @@ def _stratum(c: Certificate, stratum: Stratum) -> Iterator[str]:
 
 
 def _table(stratum: Stratum, endpoint: Endpoint) -> Iterator[str]:
-    header, rows = table(stratum, endpoint)
-    yield f"| {' | '.join(escape(h) for h in header)} |"
-    yield f"|---|{'---:|' * (len(header) - 1)}"
-    for row in rows:
-        yield f"| {' | '.join(escape(x) for x in row)} |"
+    yield from markdown_table(*table(stratum, endpoint))
     yield from ("", "Boots where the first request differs and the rest agree, of valid boots, with the interval.")
+
+
+def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]], align: str = "---:") -> Iterator[str]:
+    """A table in Markdown, its texts escaped; `align`: the rule of every column but the first, numbers to the right."""
+    yield f"| {' | '.join(escape(h) for h in header)} |"
+    yield f"|---|{f'{align}|' * (len(header) - 1)}"
+    yield from (f"| {' | '.join(escape(x) for x in row)} |" for row in rows)
 
 
 def _over_boots(stratum: Stratum, endpoint: Endpoint) -> Iterator[str]:
     """Where the first request differs: the same two responses on every boot? Is the cold one the uncached one?"""
     for cell in stratum.cells:
         for prompt in cell.prompts:
-            k = next(x for x in prompt.counts if x.endpoint == endpoint)
+            k = counts_of(prompt, endpoint)
             if k.k:
                 equal = {True: "is", False: "is not", None: "cannot be compared with"}[k.cold_equals_off]
                 several = f"{k.distinct_cold} distinct cold and {k.distinct_warm} distinct warm over {k.n} boots"
@@ -106,9 +109,8 @@ def _contrast(k: Contrast) -> str:
 def _pair(cell: CellResult, prompt: str, pair: Pair) -> str:
     d = pair.divergence
     if d.position is not None:
-        gaps = " and ".join("unknown" if g is None else f"{g:.3g}" for g in (d.first_gap, d.later_gap))
         tokens = " against ".join("the end" if t is None else str(t) for t in (d.first_token, d.later_token))
-        where = f"token {d.position} ({tokens}), {d.flip} flip, gaps {gaps}"
+        where = f"token {d.position} ({tokens}), {d.flip} flip, gaps {gaps(d)}"
     else:
         where = "no token differs" if d.first_tokens else "no token ids to compare"
     drift = "" if d.max_dlogprob is None else f"; before it, log-probabilities move by at most {d.max_dlogprob:.3g}"

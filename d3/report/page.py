@@ -86,7 +86,7 @@ def page(evidence: Evidence, file: str) -> str:
         repeats=" ".join(p.name for p in certificate.registration.protocol.phases),
         gaps=_gaps(certificate),
     )
-    return "".join(c if c == "\n" else printable(c) for c in text)
+    return printable(text)
 
 
 def _stratum(evidence: Evidence, stratum: Stratum) -> StratumView:

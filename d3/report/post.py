@@ -5,8 +5,8 @@ from collections.abc import Iterator, Sequence
 from d3.record import Endpoint
 from d3.report.again import study_command, verify_command
 from d3.report.answer import answers, cautions
-from d3.report.markdown import escape
-from d3.report.tables import WIDE, cell_name, count, counts_of, stories, table
+from d3.report.markdown import escape, markdown_table
+from d3.report.tables import WIDE, cell_name, count, counts_of, gaps, stories, table
 from d3.schema import Certificate, Stratum
 from d3.table import CellResult, PromptResult
 
@@ -90,14 +90,14 @@ def _whole(stratum: Stratum) -> Iterator[str]:
     """The seed's own table, once for every story that the endpoints tell."""
     for endpoint, name in stories(stratum):
         header, rows = table(stratum, endpoint)
-        yield from _markdown([f"{name}", *header[1:]], rows)
+        yield from markdown_table([name, *header[1:]], rows)
 
 
 def _short(stratum: Stratum) -> Iterator[str]:
     """Many prompts: how many of them differ in each cell, and which."""
     told = stories(stratum)
     rows = [[cell_name(cell), *(_prompts(cell, endpoint) for endpoint, _ in told)] for cell in stratum.cells]
-    yield from _markdown(["cell", *(name for _, name in told)], rows)
+    yield from markdown_table(["cell", *(name for _, name in told)], rows)
 
 
 def _prompts(cell: CellResult, endpoint: Endpoint) -> str:
@@ -122,20 +122,12 @@ def _parts(stratum: Stratum) -> Iterator[str]:
     for cell, p, pair in pairs:
         d = pair.divergence
         if d.position is not None:
-            gaps = " and ".join("unknown" if g is None else f"{g:.3g}" for g in (d.first_gap, d.later_gap))
-            lines.append(f"{cell.key} {p.prompt}: token {d.position}, {d.flip} flip (top-2 gaps {gaps})")
+            lines.append(f"{cell.key} {p.prompt}: token {d.position}, {d.flip} flip (top-2 gaps {gaps(d)})")
     if lines:
         yield from (f"Where tokens part (cells as APC/invariant): {escape('; '.join(lines))}.", "")
     still = [d.divergence.max_dlogprob for _, _, d in pairs if d.divergence.max_dlogprob is not None]
     if still:
         yield from (f"Before that, or where no token differs, log-probabilities move by up to {max(still):.3g}.", "")
-
-
-def _markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    yield f"| {' | '.join(escape(h) for h in header)} |"
-    yield f"|---|{'---:|' * (len(header) - 1)}"
-    for row in rows:
-        yield f"| {' | '.join(escape(x) for x in row)} |"
 
 
 def _method(certificates: Sequence[Certificate]) -> Iterator[str]:

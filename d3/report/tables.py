@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 
+from d3.divergence import Divergence
 from d3.record import ENDPOINTS, Endpoint, Frozen
 from d3.schema import Stratum
 from d3.table import CellResult, Counts, PromptResult
@@ -80,6 +81,11 @@ def count(counts: Counts) -> str:
 def interval(counts: Counts) -> str:
     """The interval on k of n."""
     return f"[{counts.interval.low:.0%}, {counts.interval.high:.0%}]"
+
+
+def gaps(divergence: Divergence) -> str:
+    """The gap of the top two on both sides, where tokens part."""
+    return " and ".join("unknown" if g is None else f"{g:.3g}" for g in (divergence.first_gap, divergence.later_gap))
 
 
 def same(stratum: Stratum, one: Endpoint, other: Endpoint) -> bool:
