@@ -1,8 +1,4 @@
-"""One child process in its own session: deadlines, liveness, and an end that leaves nothing behind.
-
-An engine may start processes in sessions of their own and keep shared memory when it is killed (measured on vLLM: the
-engine core survives its server, with 420 MB in /dev/shm), so the whole tree is remembered and reaped, not one group.
-"""
+"""One child process in its own session: deadlines, liveness, and an end that leaves nothing behind, whoever ends."""
 
 import contextlib
 import ctypes
@@ -10,18 +6,21 @@ import os
 import selectors
 import signal
 import subprocess
+import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import IO, Protocol
 
 import psutil
+
+from d3.family import Family, segments
+from d3.keeper import Keeper
 
 POLL_S = 0.1
 LOOK_S = 1.0
 GRACE_S = 10.0
-TRACKER_S = 2.0
 PR_SET_CHILD_SUBREAPER = 36
-SHARED = Path("/dev/shm")  # noqa: S108
 
 
 class ChildDied(Exception):
@@ -39,30 +38,62 @@ class ChildTimeout(Exception):
         super().__init__(f"no answer within {seconds:.0f} s")
 
 
+class Process(Protocol):
+    """What is needed of a process that is a child of this one; `subprocess.Popen` has it."""
+
+    pid: int
+    stdin: IO[bytes] | None
+    stdout: IO[bytes] | None
+
+    def poll(self) -> int | None:
+        """How it ended, reaping it; None while it runs."""
+
+    def wait(self, timeout: float | None = None) -> int:
+        """How it ended; raises subprocess.TimeoutExpired after so many seconds."""
+
+    def kill(self) -> None:
+        """End it with SIGKILL, if it still runs."""
+
+
 class Child:
-    """A child process whose errors go to a log file; its standard pipes carry lines, or `piped` False logs them too."""
+    """A child process whose errors go to a log file; its standard pipes carry lines, or `piped` False logs them too.
+
+    Its temporary files go to a folder of its own (TMPDIR, where `env` has none), removed with it: vLLM leaves some.
+    """
 
     def __init__(
         self, command: Sequence[str], env: Mapping[str, str], log: Path, cwd: Path, piped: bool = True
     ) -> None:
-        _adopt_orphans()
-        self._log = log.open("ab")
-        self._before = {p.pid for p in psutil.Process().children()}
-        self._segments_before = _segments()
-        try:
-            self._process = subprocess.Popen(
-                list(command), env=dict(env), cwd=cwd, start_new_session=True, stderr=self._log,
-                stdin=subprocess.PIPE if piped else subprocess.DEVNULL,
-                stdout=subprocess.PIPE if piped else self._log,
-            )  # fmt: skip
-        except OSError:
-            self._log.close()
-            raise
-        self._buffer = b""
-        self._tree: dict[int, psutil.Process] = {}
-        self._segments: set[Path] = set()
-        self._looked = 0.0
+        adopt_orphans()
         self.log = log
+        with contextlib.ExitStack() as held:
+            self._log = held.enter_context(log.open("ab"))
+            folder = held.enter_context(tempfile.TemporaryDirectory(prefix="d3-", ignore_cleanup_errors=True))
+            self._keeper = Keeper(log, Path(folder))
+            held.callback(self._keeper.release)
+            self._before = {p.pid for p in psutil.Process().children()}
+            self._segments_before = segments()
+            self._process = self._started(command, {"TMPDIR": folder, **env}, cwd, piped)
+            self._held = held.pop_all()
+        self._keeper.keep(self._process.pid)
+        self._family = Family(self._process.pid)
+        self._buffer = b""
+        self._looked = 0.0
+
+    def _started(self, command: Sequence[str], env: Mapping[str, str], cwd: Path, piped: bool) -> Process:
+        return subprocess.Popen(
+            list(command), env=env, cwd=cwd, start_new_session=True, stderr=self._log,
+            stdin=subprocess.PIPE if piped else subprocess.DEVNULL,
+            stdout=subprocess.PIPE if piped else self._log,
+        )  # fmt: skip
+
+    def pids(self) -> tuple[int, int]:
+        """The child and its keeper."""
+        return self._process.pid, self._keeper.pid
+
+    def spare(self, pids: Iterable[int]) -> None:
+        """Name children of this process that were started since: they are no orphans of this child's family."""
+        self._before |= set(pids)
 
     def alive(self) -> bool:
         """Whether the child still runs."""
@@ -113,22 +144,16 @@ class Child:
         return line.decode("utf-8", "surrogatepass")
 
     def remember(self, after_s: float = 0.0) -> None:
-        """Note the child's descendants and shared memory now, if `after_s` seconds have passed since the last look.
-
-        A killed parent takes its family tree with it, and a segment that nobody maps any more has no owner.
-        """
+        """Note the child's descendants and shared memory now, if `after_s` seconds have passed since the last look."""
         if self._looked and time.monotonic() < self._looked + after_s:
             return
         self._looked = time.monotonic()
-        with contextlib.suppress(psutil.Error):
-            for process in [p := psutil.Process(self._process.pid), *p.children(recursive=True)]:
-                self._tree[process.pid] = process
-                self._segments |= _shared_memory(process.pid)
+        self._family.remember()
 
     def listens(self, port: int) -> bool:
         """Whether the child or a process it started listens on this port."""
         self.remember()
-        for process in self._tree.values():
+        for process in self._family.members.values():
             with contextlib.suppress(psutil.Error):
                 if any(c.status == psutil.CONN_LISTEN and c.laddr.port == port for c in process.net_connections("tcp")):
                     return True
@@ -146,11 +171,12 @@ class Child:
         if self.alive():
             self._signal_group(signal.SIGKILL)
         self._ended()
-        leftovers = self._reap_rest()
+        self._family.members.pop(self._process.pid, None)
+        leftovers = self._family.end(self._orphans(), self._segments_before)
         self._signal_group(signal.SIGKILL)
-        self._log.close()
         if self._process.stdout is not None:
             self._process.stdout.close()
+        self._held.close()
         return leftovers
 
     def _ended(self) -> int:
@@ -163,34 +189,6 @@ class Child:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, number)
 
-    def _reap_rest(self) -> tuple[str, ...]:
-        rest = {
-            p.pid: p for p in [*self._tree.values(), *self._orphans()] if p.pid != self._process.pid and p.is_running()
-        }
-        # Python's resource trackers unlink what their family left, once it is gone; killed with it, they cannot.
-        trackers = [p for p in rest.values() if _tracks(p)]
-        words = self._kill([p for p in rest.values() if p not in trackers])
-        _, late = psutil.wait_procs(trackers, timeout=TRACKER_S)
-        words += self._kill(late)
-        for segment in self._segments - self._segments_before:
-            if segment.exists():
-                words.append(f"shared memory {segment.name}")
-                with contextlib.suppress(OSError):
-                    segment.unlink()
-        return tuple(sorted(words))
-
-    def _kill(self, processes: Sequence[psutil.Process]) -> list[str]:
-        """Kill and reap these, noting what they map; returns those that still lived, in words."""
-        words = []
-        for process in processes:
-            with contextlib.suppress(psutil.Error):
-                self._segments |= _shared_memory(process.pid)
-                if process.status() != psutil.STATUS_ZOMBIE:
-                    words.append(f"process {process.name()}")
-                    process.kill()
-        psutil.wait_procs(list(processes), timeout=GRACE_S)
-        return words
-
     def _orphans(self) -> list[psutil.Process]:
         """What the child's family left to us: always in another session than ours, unlike what we start ourselves."""
         found = []
@@ -201,25 +199,7 @@ class Child:
         return found
 
 
-def _adopt_orphans() -> None:
+def adopt_orphans() -> None:
     """Make orphans of the child our children (Linux prctl), so that they can be found and reaped."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-
-
-def _tracks(process: psutil.Process) -> bool:
-    with contextlib.suppress(psutil.Error):
-        return any("multiprocessing.resource_tracker" in word for word in process.cmdline())
-    return False
-
-
-def _segments() -> set[Path]:
-    return set(SHARED.iterdir()) if SHARED.is_dir() else set()
-
-
-def _shared_memory(pid: int) -> set[Path]:
-    try:
-        lines = Path(f"/proc/{pid}/maps").read_text(errors="replace").splitlines()
-    except OSError:
-        return set()
-    return {Path(line.split(maxsplit=5)[5]) for line in lines if f" {SHARED}/" in line and "(deleted)" not in line}

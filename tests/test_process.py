@@ -3,9 +3,11 @@
 import os
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from unittest.mock import Mock
 
 import psutil
 import pytest
@@ -28,8 +30,7 @@ def shell(tmp_path: Path) -> Iterator[object]:
 
     yield start
     for child in children:
-        if child.alive():
-            child.stop()
+        child.stop()
 
 
 def test_lines_go_both_ways_and_errors_go_to_the_log(shell, tmp_path: Path) -> None:
@@ -155,6 +156,16 @@ s = SharedMemory(create=True, size=4096); s.close(); print(s.name, flush=True); 
     assert not segment.exists()
 
 
+def test_its_temporary_files_are_in_a_folder_of_its_own_that_goes_with_it(shell) -> None:
+    words = 'touch "$TMPDIR/vllm_dist_1"; chmod 500 "$TMPDIR"; echo "$TMPDIR"; read x'
+    first, second = shell(words), shell(words)
+    folders = Path(first.receive(5)), Path(second.receive(5))
+    assert folders[0] != folders[1]
+    first.spare(second.pids())
+    assert first.stop() == ()
+    assert [f.exists() for f in folders] == [False, True]
+
+
 def test_processes_that_the_child_did_not_start_are_left_alone(shell) -> None:
     before = subprocess.Popen(["sh", "-c", "sleep 63 & echo; wait"], start_new_session=True, stdout=subprocess.PIPE)
     assert before.stdout is not None
@@ -180,9 +191,15 @@ def test_a_runaway_that_ended_by_itself_is_not_called_a_leftover(shell) -> None:
     assert child.stop() == ()
 
 
-def test_a_command_that_cannot_start_raises_and_leaves_nothing(tmp_path: Path) -> None:
+def test_a_command_that_cannot_start_raises_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    before = set(Path(tempfile.gettempdir()).glob("d3-*"))
     with pytest.raises(FileNotFoundError):
         Child(["/no/such/python"], {}, tmp_path / "log", tmp_path)
+    monkeypatch.setattr("d3.process.Keeper", Mock(side_effect=BlockingIOError))
+    with pytest.raises(BlockingIOError):
+        Child(["true"], {}, tmp_path / "log", tmp_path)
+    assert set(Path(tempfile.gettempdir()).glob("d3-*")) <= before
 
 
 def test_it_knows_who_listens_on_a_port(shell) -> None:
