@@ -5,11 +5,13 @@ Hydra finds plugins only in a top-level folder of this name.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.config_store import ConfigStore
 from hydra.core.override_parser.types import Override
 
+from d3 import launch
 from d3.registration import Registration
 from d3.store import find_registration
 
@@ -28,6 +30,17 @@ ConfigStore.instance().store(group="hydra/sweeper", name="d3", node=StudySweeper
 
 class StudySweeper(BasicSweeper):
     """The product of the axes, sorted into the order that was drawn at registration."""
+
+    def sweep(self, arguments: list[str]) -> Any:
+        """Run all jobs; those of a launcher with processes of its own end together."""
+        assert self.config is not None and self.launcher is not None  # noqa: S101 - Hydra calls setup first
+        if not launch.side_by_side(self.config.hydra):
+            return super().sweep(arguments)
+        (study,) = (word.partition("=")[2] for word in arguments if word.startswith("registration="))
+        quiet = ".hydra_joblib_launcher." in self.config.hydra.launcher._target_  # its jobs print where this one does
+        here = launch.on_this_machine(self.config.hydra)
+        with launch.Together(self.launcher, study, quiet, here) as self.launcher:
+            return super().sweep(arguments)
 
     @staticmethod
     def split_arguments(overrides: list[Override], max_batch_size: int | None) -> list[list[list[str]]]:
