@@ -1,15 +1,26 @@
 """Errors a user can act on: what went wrong, what to do, and the exit code."""
 
 import difflib
+import functools
+import os
 import re
+import signal
+import sys
+from collections.abc import Callable
+from typing import ParamSpec
+
+P = ParamSpec("P")
 
 
 class D3Error(Exception):
-    """A failure with its remedy; command lines print it as one line and exit with `code` (2: wrong use or input)."""
+    """A failure with its remedy; command lines print it as one line and exit with `code` (2: wrong use or input).
+
+    The message may quote a file that nobody has checked: its control characters are shown as escapes.
+    """
 
     def __init__(self, message: str, remedy: str = "", code: int = 2) -> None:
         super().__init__(message)
-        self.message = message
+        self.message = printable(message)
         self.remedy = remedy
         self.code = code
 
@@ -19,6 +30,42 @@ class D3Error(Exception):
 
     def __str__(self) -> str:
         return f"{self.message}; {self.remedy}" if self.remedy else self.message
+
+
+class Unreachable(D3Error):
+    """A store that does not answer now, and may later."""
+
+
+def command(main: Callable[P, int]) -> Callable[P, int]:
+    """A command line's `main`, whose errors are one line each: a D3Error's own code, 130 for Ctrl-C.
+
+    A reader that has had enough (`| head`) is no error to speak of: 141, as a shell has it.
+    """
+
+    @functools.wraps(main)
+    def guarded(*args: P.args, **kwargs: P.kwargs) -> int:
+        try:
+            code = main(*args, **kwargs)
+            sys.stdout.flush()
+            return code
+        except D3Error as error:
+            print(printable(f"error: {error}"), file=sys.stderr)
+            return error.code
+        except KeyboardInterrupt:
+            print("error: stopped by the user", file=sys.stderr)
+            return 128 + signal.SIGINT
+        except BrokenPipeError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return 128 + signal.SIGPIPE
+
+    return guarded
+
+
+def printable(text: str, keep: str = "") -> str:
+    """Text without control characters but those to `keep`: what is shown comes from a file nobody has checked yet."""
+    if text.translate(dict.fromkeys(map(ord, keep))).isprintable():  # as nearly all is; a page is long
+        return text
+    return "".join(c if c.isprintable() or c in keep else repr(c)[1:-1] for c in text)
 
 
 def one_line(error: BaseException) -> str:
