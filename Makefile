@@ -1,12 +1,13 @@
 # The two commands of the README: `make study` (BOOTS=1 for the quick look) and `make test`.
 PYTHON ?= python3
 BOOTS ?= 6
+FUZZ ?= 100000
 ARGS ?=
 VENV := .venv
 PY := $(VENV)/bin/python
 UV := $(PY) -m uv
 
-.PHONY: study test test-all lint env engine bench docs reference locks ui clean
+.PHONY: study test test-all lint audit fuzz env engine bench docs reference locks ui clean
 
 study: env engine
 	@$(PY) -m d3 -m apc=on,off invariant=0,1 boots=$(BOOTS) $(ARGS); status=$$?; \
@@ -22,6 +23,11 @@ lint: env
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
 	$(PY) -m mypy
+	$(PY) -m bandit --quiet --configfile pyproject.toml --recursive d3 hydra_plugins
+
+# Known weaknesses of what the lock names, asked of a network service: exit 0 none, else the list.
+audit: env
+	$(UV) tool run --quiet pip-audit==2.10.1 --requirement locks/d3.txt --require-hashes --disable-pip --strict
 
 # D3's own environment, from its lock; the stamp's name is the lock's digest, so a second set-up is instant.
 env: $(VENV)/.ready-$(shell cksum locks/d3.txt | cut -d' ' -f1)
@@ -42,7 +48,11 @@ ui: env
 	$(VENV)/bin/mlflow server --host 127.0.0.1 --workers 1 --backend-store-uri sqlite:///$(CURDIR)/runs/mlflow.db
 
 bench: env engine
-	$(PY) -m d3.bench
+	$(PY) -m d3.bench --out docs/bench.md
+
+# Hostile records, certificates, answers and settings, FUZZ of each; the fast tests run a slice.
+fuzz: env
+	D3_FUZZ=$(FUZZ) $(PY) -m pytest tests/test_fuzz.py -n 0 --timeout=0
 
 # The documentation into site/, with the reference pages written anew from the code.
 docs: reference

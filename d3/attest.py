@@ -5,11 +5,12 @@ import os
 import sys
 from pathlib import Path
 
-from d3.errors import D3Error
+from d3.errors import D3Error, command
 from d3.statement import sign, write_statement
 from d3.verify import examine
 
 
+@command
 def main(argv: list[str] | None = None) -> int:
     """Write a certificate's statement; 0 written, 1 the certificate does not hold, 2 wrong use."""
     parser = argparse.ArgumentParser(
@@ -20,14 +21,10 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("file", type=Path, help="the certificate, such as results/d3_determinism_2x2.json")
     parser.add_argument("--sign", type=Path, metavar="KEY", help="a private key in PEM form, such as ed25519")
     options = parser.parse_args(argv)
-    try:
-        path, found = options.file, examine(options.file)
-        if found.problems:
-            raise D3Error(f"{path} does not hold: {found.problems[0]}", f"see: python -m d3.verify {path}", 1)
-        made = sign(found.certificate, path, options.sign) if options.sign else write_statement(found.certificate, path)
-    except D3Error as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.code
+    path, found = options.file, examine(options.file)
+    if found.problems:
+        raise D3Error(f"{path} does not hold: {found.problems[0]}", f"see: python -m d3.verify {path}", 1)
+    made = sign(found.certificate, path, options.sign) if options.sign else write_statement(found.certificate, path)
     print(f"statement {os.path.relpath(made)}")
     if options.sign:
         print(f"next: python -m d3.verify {options.file} --verify-key PUBLIC_KEY")

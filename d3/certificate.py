@@ -6,6 +6,7 @@ On disk: NAME.json and, beside it, the folder NAME with registration.json and bo
 import json
 from collections import Counter, defaultdict
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from d3.contrasts import contrasts
 from d3.controls import Control, controls, temperature
 from d3.errors import D3Error
 from d3.limits import environment, held, implementations, limits, neither, varied
+from d3.price import cost
 from d3.record import Boot, BootRecord, Check, canonical_json, plain, sha256
 from d3.registration import STUDY_FACTORS, Registration
 from d3.schema import Artifact, BootEntry, Certificate, CheckSummary, Context, Stratum, Totals, digest
@@ -25,6 +27,7 @@ from d3.verdicts import WHAT, verdicts
 __all__ = ["Certificate", "Context", "build", "load", "write"]
 
 REGISTRATION = "registration.json"
+WRITERS = 16
 
 
 def build(registration: Registration, boots: Sequence[Boot], context: Context) -> Certificate:
@@ -61,6 +64,7 @@ def build(registration: Registration, boots: Sequence[Boot], context: Context) -
         limits=limits(registration, counted),
         prior_art=registration.prior_art,
         totals=_totals(entries, analysis),
+        cost=cost(context.price, [s.boot.record for s in analysis.selected]) if context.price else None,
         digest="",
     )
     return certificate.model_copy(update={"digest": digest(certificate)})
@@ -108,7 +112,7 @@ def _first_boot(context: Context, entries: Sequence[BootEntry]) -> str | None:
     first = min(entries, key=lambda e: moment(e.started_at, f"boot {e.boot_id}: started_at")).started_at
     if moment(context.registered_at, "registered_at") > moment(first, "started_at"):
         raise D3Error(f"the registration was logged at {context.registered_at}, after the first boot ({first})",
-                      "register first, then boot")  # fmt: skip
+                      "register first, then boot; or was this machine's clock set back?")  # fmt: skip
     return first
 
 
@@ -215,8 +219,8 @@ def write(certificate: Certificate, boots: Sequence[Boot], out: Path) -> Path:
 
 def write_files(folder: Path, wanted: dict[str, str]) -> None:
     """Write these files, and remove the boots of an earlier certificate of the same name; other files stay."""
-    for path, text in wanted.items():
-        write_atomic(folder / path, text)
+    with ThreadPoolExecutor(WRITERS) as pool:  # they wait for the disk, one fsync per file
+        list(pool.map(lambda item: write_atomic(folder / item[0], item[1]), wanted.items()))
     for name in (RECORD, RESPONSES):
         for old in folder.glob(f"boots/*/{name}"):
             if old.relative_to(folder).as_posix() not in wanted:

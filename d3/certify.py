@@ -1,19 +1,25 @@
 """`python -m d3.certify`: query MLflow, and build the certificate, its table and its report from what is there."""
 
 import argparse
+import gc
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 
 import pandas as pd
+from omegaconf import OmegaConf
 from rich.console import Console
 
 from d3 import __version__
 from d3.certificate import Certificate, Context, build, write
 from d3.certificate import load as load_certificate
-from d3.errors import D3Error
+from d3.config import PriceConfig
+from d3.errors import D3Error, command
+from d3.price import Price
 from d3.registration import Registration, short
 from d3.report.evidence import Evidence
 from d3.report.files import write_from
@@ -22,10 +28,11 @@ from d3.store import root
 from d3.tracking import Study, Tracking
 
 
-def certify(run: str | None, out: Path | None) -> tuple[Certificate, Path]:
+def certify(run: str | None, out: Path | None, price: Price | None = None) -> tuple[Certificate, Path]:
     """The certificate of one study out of MLflow alone, written to `out` with its artifacts and reports.
 
-    `run` is a parent run's id or the start of a registration id; without it, the newest study. Raises D3Error.
+    `run` is a parent run's id or the start of a registration id; without it, the newest study. `price`: another than
+    the one that the study was run with. Raises D3Error.
     """
     tracking = Tracking()
     study = _chosen(tracking.studies(), run)
@@ -43,6 +50,7 @@ def certify(run: str | None, out: Path | None) -> tuple[Certificate, Path]:
         runs=dict(zip(frame["boot_id"], frame["run_id"], strict=True)),
         d3_version=__version__,
         git_commit=commit(),
+        price=price or tracking.price(study),
     )
     certificate = build(registration, boots, context)
     path = out or default_path(registration)
@@ -50,8 +58,18 @@ def certify(run: str | None, out: Path | None) -> tuple[Certificate, Path]:
     by_id = {boot.record.boot_id: boot for boot in boots}
     evidence = Evidence(certificate=certificate, boots=tuple(by_id[entry.boot_id] for entry in certificate.boots))
     reports = write_from(evidence, path, path.parent)
-    tracking.annotate(study, certificate, reports[0].read_text("utf-8", "replace"), [path, *reports])
+    tracking.annotate(study, certificate, reports[0].read_text("utf-8", "replace"), [path, *reports], frame)
     return certificate, path
+
+
+def named_price(name: str) -> Price:
+    """A price of conf/price by its name. Raises D3Error that names the known ones."""
+    folder = root() / "conf" / "price"
+    known = sorted(path.stem for path in folder.glob("*.yaml"))
+    if name not in known:
+        raise D3Error(f"there is no price/{name}", f"known: {', '.join(known)}")
+    merged = OmegaConf.merge(OmegaConf.structured(PriceConfig), OmegaConf.load(folder / f"{name}.yaml"))
+    return Price.model_validate(OmegaConf.to_container(merged))
 
 
 def default_path(registration: Registration) -> Path:
@@ -99,6 +117,17 @@ def _one_registration(frame: pd.DataFrame, study: Study) -> None:
                       f"delete those runs, the first is {rows['run_id'].iloc[0]}")  # fmt: skip
 
 
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """Without Python's cycle collector: nearly all that is read is kept, and walking it over and over is a third."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+@command
 def main(argv: list[str] | None = None) -> int:
     """Certify, print the table and where things are; 0 when a certificate was written, whatever it reads."""
     parser = argparse.ArgumentParser(
@@ -108,12 +137,11 @@ def main(argv: list[str] | None = None) -> int:
         "--run", help="the study's MLflow run id, or the start of its registration id (default: the newest)"
     )
     parser.add_argument("--out", type=Path, help="where to write it (default: results/STUDY.json)")
+    parser.add_argument("--price", help="a price of conf/price (default: the one that the study was run with)")
     options = parser.parse_args(argv)
-    try:
-        certificate, path = certify(options.run, options.out)
-    except D3Error as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.code
+    price = named_price(options.price) if options.price else None
+    with _uncollected():
+        certificate, path = certify(options.run, options.out, price)
     Console().print(terminal(certificate))
     shown = os.path.relpath(path)
     print(f"certificate {shown}")

@@ -1,8 +1,8 @@
 """Manipulation checks of one boot (PROTOCOL): did the factors do what the cell says? Pure; evidence in words."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-from d3.record import BootPlan, Check, EngineFacts, RequestRecord
+from d3.record import ANY_VERSION, BootPlan, Check, EngineFacts, RequestRecord, Start
 
 
 def expected_hit(prompt_tokens: int, block_size: int | None) -> int | None:
@@ -10,14 +10,26 @@ def expected_hit(prompt_tokens: int, block_size: int | None) -> int | None:
     return None if not block_size else (prompt_tokens - 1) // block_size * block_size
 
 
-def evaluate(plan: BootPlan, facts: EngineFacts, requests: Sequence[RequestRecord]) -> tuple[Check, ...]:
-    """All checks of a boot that ran: the boot's own first, then the cache check of each prompt."""
+def evaluate(
+    plan: BootPlan,
+    facts: EngineFacts,
+    requests: Sequence[RequestRecord],
+    machine: Mapping[str, str],
+    start: Start = "plain",
+) -> tuple[Check, ...]:
+    """All checks of a boot that ran: the boot's own first, then the cache check of each prompt.
+
+    `machine`: the facts of the machine, as the boot records them; `start`: how its process was started.
+    """
     own = [
         _version(plan, facts),
         _backend(plan, facts),
         _caching(plan, facts),
         _flag(plan, facts),
         _serial(plan, requests),
+        *_at_once(plan, machine),
+        *_start(plan, start),
+        *_compile_cache(plan, facts),
     ]
     prompts = dict.fromkeys(r.prompt for r in requests)
     return (*own, *(_cache(plan, p, [r for r in requests if r.prompt == p]) for p in prompts))
@@ -27,7 +39,7 @@ def _version(plan: BootPlan, facts: EngineFacts) -> Check:
     reported = facts.version or "nothing"
     return Check(
         name="pin",
-        held=reported.split("+")[0] == plan.version_asked,
+        held=plan.version_asked in {ANY_VERSION, reported.split("+")[0]},
         evidence=f"asked for version {plan.version_asked}, the engine reports {reported}",
     )
 
@@ -74,6 +86,38 @@ def _serial(plan: BootPlan, requests: Sequence[RequestRecord]) -> Check:
     )
 
 
+def _at_once(plan: BootPlan, machine: Mapping[str, str]) -> tuple[Check, ...]:
+    """Only where the study fixes how many boots share the device; a record from before it did has no such check."""
+    if plan.at_once is None:
+        return ()
+    seen = machine.get("boots_at_once")
+    evidence = f"{seen or 'an unknown number of'} boots side by side, registered {plan.at_once}"
+    return (Check(name="at_once", held=seen == str(plan.at_once), evidence=evidence),)
+
+
+def _start(plan: BootPlan, start: Start) -> tuple[Check, ...]:
+    """Where the study fixes it, and where a process is older than its boot: with a device at 'go' the boot failed."""
+    if plan.start is None and start == "plain":
+        return ()
+    words = {
+        "plain": "a new process at the boot's start",
+        "standby": "a new process of its own that had only imported; no device was initialised at its start",
+        "fork": "a fork of a process that had only imported; no device was initialised at its start",
+    }
+    registered = f", registered {plan.start}" if plan.start else ""
+    held = start == plan.start or (plan.start is None and start != "fork")
+    return (Check(name="start", held=held, evidence=f"{start}{registered}: {words[start]}"),)
+
+
+def _compile_cache(plan: BootPlan, facts: EngineFacts) -> tuple[Check, ...]:
+    """Off, unless the registered settings of the engine switch it on; one that says nothing has no such check."""
+    seen = facts.environment.get("compile_cache")
+    if seen is None:
+        return ()
+    wanted = "on" if plan.launch.env.get("VLLM_DISABLE_COMPILE_CACHE") == "0" else "off"
+    return (Check(name="compile_cache", held=seen == wanted, evidence=f"compile cache asked {wanted}, is {seen}"),)
+
+
 def _cache(plan: BootPlan, prompt: str, requests: Sequence[RequestRecord]) -> Check:
     """Cached tokens of every request of one prompt against what its phase should find."""
     on = plan.factors.get("apc") == "on"
@@ -88,6 +132,9 @@ def _cache(plan: BootPlan, prompt: str, requests: Sequence[RequestRecord]) -> Ch
         )
     if len(lengths) > 1:
         return Check(name="cache", held=False, prompt=prompt, evidence=f"prompt lengths differ: {sorted(lengths)}")
+    if len({r.prompt_sha256 for r in requests}) > 1:
+        other = "the engine made other tokens of the same prompt"
+        return Check(name="cache", held=False, prompt=prompt, evidence=f"{other}; {evidence}")
     if any(r.expected_cached in {0, None} for r in requests):
         short = f"the prompt is too short to hit a block, or the block size is unknown; {evidence}"
         return Check(name="cache", held=False, prompt=prompt, evidence=short)

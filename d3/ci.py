@@ -1,11 +1,11 @@
 """A comparison for machines: JUnit XML, and the workflow commands of GitHub Actions. Pure."""
 
-import xml.etree.ElementTree as ET  # only written here, never parsed
+import xml.etree.ElementTree as ET  # nosec B405 # only written here, never parsed
 
 from d3.comparison import Comparison, Row
+from d3.errors import printable
 from d3.gate import NOTHING, Finding, findings, nothing_compared, sides, worse, worse_verdict
 from d3.verdicts import WHAT
-from d3.verify import printable
 
 ESCAPED = {"%": "%25", "\r": "%0D", "\n": "%0A"}
 SHOWN = 10  # GitHub shows so many annotations of one level per step; the rest is counted

@@ -15,8 +15,9 @@ def classify(registration: Registration, boot: Boot) -> list[Outcome]:
     for prompt in registration.prompts:
         requests = of_prompt(boot.record, prompt.id)
         void = void_reason(registration, boot.record, prompt.id)
+        responses = [boot.responses[key] for key in dict.fromkeys(r.response for r in requests)]
         for endpoint in ENDPOINTS:
-            why = void or unusable(endpoint, [boot.responses[r.response] for r in requests])
+            why = void or unusable(endpoint, responses)
             found.append(
                 Outcome(
                     boot_id=boot.record.boot_id,
@@ -24,7 +25,7 @@ def classify(registration: Registration, boot: Boot) -> list[Outcome]:
                     cell=boot.record.cell,
                     prompt=prompt.id,
                     endpoint=endpoint,
-                    kind="void" if why else pattern(requests, endpoint),
+                    kind="void" if why else _kind(boot.record, requests, endpoint),
                     why=why,
                     hashes={} if why else _hashes(requests, endpoint),
                 )
@@ -35,6 +36,12 @@ def classify(registration: Registration, boot: Boot) -> list[Outcome]:
 def of_prompt(record: BootRecord, prompt: str) -> list[RequestRecord]:
     """The requests of one prompt in the order in which they ran."""
     return sorted((r for r in record.requests if r.prompt == prompt), key=lambda r: r.index)
+
+
+def _kind(record: BootRecord, requests: Sequence[RequestRecord], endpoint: Endpoint) -> Kind:
+    """The pattern, but where D3 did not boot the engine its first request is not the first after a boot."""
+    kind = pattern(requests, endpoint)
+    return "unknown" if kind == "boot" and record.coldness == "none" else kind
 
 
 def pattern(requests: Sequence[RequestRecord], endpoint: Endpoint) -> Kind:
@@ -105,13 +112,25 @@ def why_not_counted(registration: Registration, record: BootRecord) -> str:
     """Why a boot's answers do not count, whatever other attempts there are; empty when they do."""
     if record.status != "valid":
         return f"{record.status}: {record.reason}" if record.reason else record.status
-    if record.coldness == "L3":
-        return "a restored snapshot is never evidence"
+    if why := _too_warm(registration, record):
+        return why
     failed = [c for c in record.checks if c.prompt is None and not c.held]
     if failed:
         return "; ".join(f"check {c.name} failed: {c.evidence}" for c in failed)
     if all(void_reason(registration, record, p.id) for p in registration.prompts):
         return "every prompt of the boot is void"
+    return ""
+
+
+def _too_warm(registration: Registration, record: BootRecord) -> str:
+    """Why a boot was not cold enough for its study; empty when it was."""
+    if record.coldness == "L3":
+        return "a restored snapshot is never evidence"
+    if (record.coldness == "L2") != (record.start == "fork"):
+        return f"coldness {record.coldness} is not that of a start by {record.start}"
+    asked = registration.cell(record.stratum, record.cell).settings.get("start")
+    if record.coldness == "L2" and asked != "fork":
+        return "a fork of a process that had imported (coldness L2) counts only where start=fork is registered"
     return ""
 
 
@@ -130,16 +149,17 @@ def check_boot(registration: Registration, boot: Boot) -> None:
     if record.protocol != registration.protocol.name:
         raise D3Error(f"{name}: protocol {record.protocol}, registered is {registration.protocol.name}")
     known = {p.id for p in registration.prompts}
+    hashes = {key: (response.key(), response.hashes()) for key, response in boot.responses.items()}
     for r in record.requests:
         where = f"{name}: request {r.index} ({r.prompt} {r.phase})"
         if r.prompt not in known:
             raise D3Error(f"{where}: the prompt is not registered")
         if r.response not in boot.responses:
             raise D3Error(f"{where}: its response {r.response[:12]} is missing")
-        response = boot.responses[r.response]
-        if response.key() != r.response:
+        key, own = hashes[r.response]
+        if key != r.response:
             raise D3Error(f"{where}: response {r.response[:12]} has other content")
-        for endpoint, value in response.hashes().items():
+        for endpoint, value in own.items():
             if r.endpoint_hash(endpoint) != value:
                 raise D3Error(f"{where}: the recorded {endpoint} hash is not that of its response")
     extra = set(boot.responses) - {r.response for r in record.requests}

@@ -94,7 +94,10 @@ class VerdictChange(Frozen):
 
 
 class Comparison(Frozen):
-    """All that two certificates say about each other. `level`: a p-value up to it tells two rates apart."""
+    """All that two certificates say about each other. `level`: a p-value up to it tells two rates apart.
+
+    `note`: what was done to make them comparable, empty for nothing.
+    """
 
     old: str
     new: str
@@ -105,6 +108,7 @@ class Comparison(Frozen):
     broken_controls: tuple[str, ...]
     environment: tuple[Fact, ...]
     registration: tuple[Fact, ...]
+    note: str = ""
 
     def only(self, endpoints: Sequence[Endpoint]) -> "Comparison":
         """The same comparison at these endpoints alone."""
@@ -167,8 +171,8 @@ def _rows(old: Certificate, new: Certificate, pair: Pair, seen: tuple[Seen, Seen
     cells = dict.fromkeys(c.key for s in pair if s for c in s.cells)
     prompts = dict.fromkeys(p.prompt for s in pair if s for c in s.cells for p in c.prompts)
     for cell, prompt, endpoint in product(cells, prompts, ENDPOINTS):
-        a, b = (_evidence(s, _label(pair), cell, prompt, endpoint) for s in pair)
-        why = _missing(a, b) or _asked_otherwise(old.registration, new.registration, prompt)
+        a, b = (evidence(s, _label(pair), cell, prompt, endpoint) for s in pair)
+        why = missing(a, b) or _asked_otherwise(old.registration, new.registration, prompt)
         yield Row(
             stratum=_label(pair),
             cell=cell,
@@ -183,7 +187,9 @@ def _rows(old: Certificate, new: Certificate, pair: Pair, seen: tuple[Seen, Seen
         )
 
 
-def _evidence(stratum: Stratum | None, name: str, cell: str, prompt: str, endpoint: Endpoint) -> Evidence:
+def evidence(stratum: Stratum | None, name: str, cell: str, prompt: str, endpoint: Endpoint) -> Evidence:
+    """What a stratum has at a place; `name`: what to call a stratum that is not there."""
+
     def without(missing: str, counts: Counts | None = None) -> Evidence:
         return Evidence(counts=counts, missing=missing)
 
@@ -207,10 +213,11 @@ def _cell(stratum: Stratum, key: str) -> CellResult | None:
     return next((c for c in stratum.cells if c.key == key), None)
 
 
-def _missing(old: Evidence, new: Evidence) -> str:
+def missing(old: Evidence, new: Evidence, names: tuple[str, str] = ("old", "new")) -> str:
+    """Why two sides cannot be compared at a place, by their names; empty where they can."""
     if old.missing and old.missing == new.missing:
         return f"both: {old.missing}"
-    return "; ".join(f"{name}: {e.missing}" for name, e in (("old", old), ("new", new)) if e.missing)
+    return "; ".join(f"{name}: {e.missing}" for name, e in zip(names, (old, new), strict=True) if e.missing)
 
 
 def _asked_otherwise(old: Registration, new: Registration, prompt: str) -> str:

@@ -8,12 +8,13 @@ from rich.table import Table
 from rich.text import Text
 
 from d3.comparison import Change, Comparison, Row
+from d3.errors import printable
 from d3.gate import Finding, Group, causes, findings, groups, nothing_compared, worse, worse_verdict
 from d3.registration import short
 from d3.report.markdown import escape, markdown_table
 from d3.report.tables import count
+from d3.upgrade import cell_changes
 from d3.verdicts import WHAT
-from d3.verify import printable
 
 HEADER = ("cell", "prompt", "endpoints", "old", "new", "change", "how sure")
 FACTS = ("fact", "old", "new")
@@ -24,6 +25,7 @@ WORDS: dict[Change, str] = {
     "changed": "changed",
     "not_comparable": "not comparable",
 }
+BY_CELL = "Prompts whose first request differs, old -> new, and places (prompt x endpoint) with identical responses"
 LEGEND = "Boots where the first request differs and the rest agree, of valid boots, with the interval."
 
 
@@ -33,14 +35,18 @@ def terminal(comparison: Comparison) -> Iterator[str | Table]:
     Only what stands inside a table is wrapped: a CI runner takes a line that begins with `::` for a command, and names
     and reasons come from a file.
     """
+    if comparison.note:
+        yield comparison.note
     for stratum, rows in _changed(comparison):
         yield printable(f"changed in {stratum}:")
-        yield _terminal_table(HEADER, rows)
+        yield terminal_table(HEADER, rows)
         yield LEGEND
     yield from map(printable, _lines(comparison))
+    yield f"{BY_CELL}:"
+    yield terminal_table(*_by_cell(comparison))
     for title, facts in _facts(comparison):
         yield f"{title}:"
-        yield _terminal_table(FACTS, facts)
+        yield terminal_table(FACTS, facts)
 
 
 def markdown(comparison: Comparison, old: str, new: str) -> str:
@@ -55,9 +61,9 @@ def gate_line(comparison: Comparison) -> str:
     errors = [f for f in findings(comparison) if f.level == "error"]
     if not errors:
         return "gate: passes; nothing got worse"
-    places = _many(sum(bool(worse(r, comparison)) for r in comparison.rows), "place")
-    verdicts = _many(sum(map(worse_verdict, comparison.verdicts)), "verdict")
-    return f"gate: fails; worse: {places}, {verdicts}, {_many(len(comparison.broken_controls), 'control')}"
+    places = many(sum(bool(worse(r, comparison)) for r in comparison.rows), "place")
+    verdicts = many(sum(map(worse_verdict, comparison.verdicts)), "verdict")
+    return f"gate: fails; worse: {places}, {verdicts}, {many(len(comparison.broken_controls), 'control')}"
 
 
 def _changed(comparison: Comparison) -> Iterator[tuple[str, list[list[str]]]]:
@@ -91,7 +97,7 @@ def _lines(comparison: Comparison) -> Iterator[str]:
 def _summary(rows: Sequence[Row]) -> str:
     counts = Counter(r.change for r in rows)
     words = ", ".join(f"{counts[c]} {WORDS[c]}" for c in WORDS if counts[c])
-    return f"{_many(len(rows), 'place')} (cell x prompt x endpoint): {words}"
+    return f"{many(len(rows), 'place')} (cell x prompt x endpoint): {words}"
 
 
 def _responses(rows: Sequence[Row]) -> Iterator[str]:
@@ -100,7 +106,30 @@ def _responses(rows: Sequence[Row]) -> Iterator[str]:
     other = Counter(r.endpoint for r in known if r.responses == "other")
     if known:
         words = f": {', '.join(f'{n} of {e}' for e, n in other.items())}" if other else ""
-        yield f"responses: other ones in {sum(other.values())} of {_many(len(known), 'place')}{words}"
+        yield f"responses: other ones in {sum(other.values())} of {many(len(known), 'place')}{words}"
+
+
+def _by_cell(comparison: Comparison) -> tuple[tuple[str, ...], list[list[str]]]:
+    """Header and rows: what became of every cell; the verdicts stand in each stratum's first row."""
+    endpoints = dict.fromkeys(r.endpoint for r in comparison.rows)
+    rows, named = [], set[str]()
+    for change in cell_changes(comparison):
+        counts = [f"{d.old} -> {d.new} of {d.prompts}" if d.prompts else "not comparable" for d in change.differs]
+        identical = f"{change.identical} of {change.known}" if change.known else "not comparable"
+        first = change.stratum not in named
+        named.add(change.stratum)
+        verdicts = _verdicts(comparison, change.stratum) if first else ""
+        rows.append([change.stratum, change.cell, *counts, identical, verdicts])
+    return ("stratum", "cell", *endpoints, "responses identical", "verdict"), rows
+
+
+def _verdicts(comparison: Comparison, stratum: str) -> str:
+    """`KNOWN -> OPEN GAP`, once where all endpoints agree."""
+    said: dict[str, list[str]] = {}
+    for v in (v for v in comparison.verdicts if v.stratum == stratum):
+        words = f"{v.old_disposition} -> {v.new_disposition}"
+        said.setdefault(words, []).append(v.endpoint)
+    return next(iter(said)) if len(said) == 1 else "; ".join(f"{', '.join(e)}: {words}" for words, e in said.items())
 
 
 def _in_table(finding: Finding) -> bool:
@@ -121,7 +150,8 @@ def _digest(text: str) -> str:
     return short(text) if re.fullmatch("[0-9a-f]{64}", text) else text
 
 
-def _terminal_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
+def terminal_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
+    """A table whose first column keeps its words whole."""
     shown = Table()
     for i, name in enumerate(header):
         shown.add_column(Text(name), overflow="fold", no_wrap=not i)
@@ -133,19 +163,25 @@ def _terminal_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> Tab
 def _markdown(comparison: Comparison, old: str, new: str) -> Iterator[str]:
     yield f"# D3: {escape(printable(new))} against {escape(printable(old))}"
     yield from ("", f"**{gate_line(comparison)}**", "")
+    if comparison.note:
+        yield from (f"{comparison.note[0].upper()}{comparison.note[1:]}.", "")
     for stratum, rows in _changed(comparison):
-        yield from _markdown_table(f"Changed in {stratum}", HEADER, rows)
+        yield from markdown_section(f"Changed in {stratum}", HEADER, rows)
         yield from (LEGEND, "")
     yield from (f"- {escape(printable(line))}" for line in _lines(comparison))
+    yield ""
+    yield from markdown_section(BY_CELL, *_by_cell(comparison))
     for title, facts in _facts(comparison):
         yield ""
-        yield from _markdown_table(title.capitalize(), FACTS, facts)
+        yield from markdown_section(title.capitalize(), FACTS, facts)
 
 
-def _markdown_table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
+def markdown_section(title: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    """A heading and a table below it."""
     yield from (f"## {escape(printable(title))}", "")
     yield from (*markdown_table(header, [[printable(x) for x in row] for row in rows], align="---"), "")
 
 
-def _many(n: int, what: str) -> str:
+def many(n: int, what: str) -> str:
+    """`1 place`, `2 places`."""
     return f"{n} {what}{'s' * (n != 1)}"

@@ -1,28 +1,44 @@
 """The shape of a study's configuration: dataclasses that Hydra checks every key and type of `conf/` against."""
 
-import re
 from dataclasses import dataclass, field
 from typing import Any
 
 from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING
 
-from d3.errors import D3Error
+from d3.record import BODY
 
 
 @dataclass
 class Setting:
-    """What one level of a factor adds to the engine's command line and environment."""
+    """What one level of a factor adds to the engine's command line, environment and requests.
+
+    `unavailable` says why the engine has no such level: a cell with it is never booted.
+    """
 
     args: list[str] = field(default_factory=list)
     env: dict[str, str] = field(default_factory=dict)
+    body: dict[str, Any] = field(default_factory=dict)
+    unavailable: str | None = None
+
+
+@dataclass
+class ReadsConfig:
+    """Where a server's replies say it: dotted paths into their JSON, `*` for every item of a list."""
+
+    version: str = "version"
+    block_size: str | None = None
+    cached_tokens: str = "usage.prompt_tokens_details.cached_tokens"
+    output_ids: str | None = "choices.0.token_ids"
+    prompt_ids: str | None = "prompt_token_ids"
 
 
 @dataclass
 class EngineConfig:
     """An engine as data: how to start it, what each factor maps to, where it reports about itself.
 
-    `transport` worker: vLLM inside one child, over pipes; server: any OpenAI-compatible server on loopback.
+    `transport` worker: vLLM inside one child, over pipes; server: any OpenAI-compatible server on loopback; attach: one
+    that is running already, at `url`.
     `args` and `server` may use {model}, {host}, {port} and {dtype}-like names of top-level keys.
     """
 
@@ -31,16 +47,23 @@ class EngineConfig:
     version: str = MISSING
     transport: str = MISSING
     lock: str | None = None
+    executable: str = "python"
+    build_env: dict[str, str] = field(default_factory=dict)
     python: str | None = None
+    url: str | None = None
+    key_env: str | None = None
     server: list[str] = field(default_factory=list)
     args: list[str] = field(default_factory=list)
     env: dict[str, str] = field(default_factory=dict)
+    body: dict[str, Any] = field(default_factory=lambda: dict(BODY))
     factors: dict[str, dict[str, Setting]] = field(default_factory=dict)
     invariant_mode: str = "the engine's flag"
     backend: str | None = None
     health: str = "/health"
     version_path: str = "/version"
     metrics_path: str = "/metrics"
+    reads: ReadsConfig = field(default_factory=ReadsConfig)
+    block_size: int | None = None
     salt_field: str | None = "cache_salt"
     reset_path: str | None = None
     min_memory_gb: float = 0.0
@@ -50,12 +73,16 @@ class EngineConfig:
 
 @dataclass
 class ModelConfig:
-    """The model by its weights' digest. `package` ships it as `file`; `path` names a checkpoint elsewhere."""
+    """The model by its weights' digest. `package` ships it as `file`; `path` names a checkpoint elsewhere.
+
+    `convert` false: engines read the packaged file as it is.
+    """
 
     name: str = MISSING
     digest: str | None = None
     package: str | None = None
     file: str | None = None
+    convert: bool = True
     path: str | None = None
 
 
@@ -139,6 +166,21 @@ class StudyConfig:
 
 
 @dataclass
+class PriceConfig:
+    """What a machine costs while it runs boots; never registered, as no result depends on it.
+
+    `per` boot: every boot has a machine of its own; machine: all boots share one. `gpu`: part of its GPU's name.
+    """
+
+    name: str = "none"
+    usd_per_hour: float | None = None
+    per: str = "boot"
+    gpu: str | None = None
+    dated: str = ""
+    source: str = ""
+
+
+@dataclass
 class Config:
     """All of it. The two factors first; every key below may be swept too, and then makes strata."""
 
@@ -162,6 +204,8 @@ class Config:
     max_tokens: int = 48
     warmup: bool = False
     concurrency: int = 0
+    at_once: int | None = None
+    start: str = "auto"
     min_valid_boots: int | None = None
     max_attempts: int = 2
     tie_gap: float = 0.25
@@ -169,6 +213,9 @@ class Config:
     test: str = "fisher"
     allow_large: bool = False
     plan_only: bool = False
+    dry_run: bool = False
+    workers: int = 2
+    price: PriceConfig = field(default_factory=PriceConfig)
     registration: str | None = None
 
 
@@ -186,44 +233,3 @@ def label(key: str, value: Any) -> str:
     if isinstance(value, bool):
         return ("on" if value else "off") if key == "apc" else str(value).lower()
     return str(value)
-
-
-def validate(cfg: Config) -> None:
-    """Refuse a configuration that cannot be run as asked. Raises D3Error with the remedy."""
-    problems = [
-        (cfg.boots < 1, f"boots={cfg.boots}: a study needs at least one boot per cell", "say boots=6"),
-        (cfg.invariant not in {0, 1}, f"invariant={cfg.invariant} is not a level", "use invariant=0, 1 or both: 0,1"),
-        (cfg.temperature < 0, f"temperature={cfg.temperature} is negative", "the study uses temperature=0"),
-        (cfg.max_tokens < 1, f"max_tokens={cfg.max_tokens} asks for no token", "say max_tokens=48"),
-        (cfg.concurrency < 0, f"concurrency={cfg.concurrency} is negative", "it counts the neighbours of a request"),
-        (cfg.test != "fisher", f"test={cfg.test} is not offered", "say test=fisher"),
-        (not 0 < cfg.confidence < 1, f"confidence={cfg.confidence} is not between 0 and 1", "say confidence=0.95"),
-        (cfg.engine.transport not in {"worker", "server"}, f"engine.transport={cfg.engine.transport} is not known",
-         "use worker or server"),
-        (not cfg.prompts.items, f"prompts={cfg.prompts.name} has no prompts", "give it items: [{id: ..., text: ...}]"),
-        (cfg.max_attempts < 1, f"max_attempts={cfg.max_attempts} tries no boot", "say max_attempts=2"),
-        (not 1 <= (cfg.boots if cfg.min_valid_boots is None else cfg.min_valid_boots) <= cfg.boots,
-         f"min_valid_boots={cfg.min_valid_boots} is not between 1 and boots={cfg.boots}",
-         "say how many boots must be valid"),
-        (not cfg.protocol.phases, f"protocol={cfg.protocol.name} has no phases",
-         "give it phases, as protocol=controlled has"),
-    ]  # fmt: skip
-    for wrong, message, remedy in problems:
-        if wrong:
-            raise D3Error(message, remedy)
-    for phase in cfg.protocol.phases:
-        if phase.expect not in {"cold", "warm"}:
-            raise D3Error(
-                f"phase {phase.name} of protocol={cfg.protocol.name} expects {phase.expect}", "say cold or warm"
-            )
-    ids = [p.id for p in cfg.prompts.items]
-    if len(set(ids)) < len(ids):
-        raise D3Error(f"prompts={cfg.prompts.name} has two prompts of the same id", "give each prompt its own id")
-    for prompt in cfg.prompts.items:
-        if not re.fullmatch(r"[\w.-]{1,100}", prompt.id, re.ASCII):  # it names parameters, metrics and columns
-            raise D3Error(
-                f"prompt id {prompt.id!r} is not a name",
-                "use letters, digits, dots, dashes and underscores, 100 at most",
-            )
-        if not (prompt.text or any(m.content for m in prompt.messages)):
-            raise D3Error(f"prompt {prompt.id} is empty", "give it a text or messages")

@@ -16,13 +16,16 @@ REFRESHES = 4  # per second
 
 
 class Console:
-    """A line when a boot begins and one when it ends; in a terminal a live line instead of the first."""
+    """A line when a boot begins and one when it ends; in a terminal a live line instead of the first.
 
-    def __init__(self, registration: Registration, attempts: Sequence[BootRecord], slot: Slot) -> None:
+    `times`: seconds of the valid boots so far.
+    """
+
+    def __init__(self, registration: Registration, times: Sequence[float], slot: Slot) -> None:
         self.rich = RichConsole(highlight=False, soft_wrap=True)
         self.total = len(registration.order)
         self.place = registration.order.index(slot) + 1
-        self.times = [r.timings.total_s for r in attempts if r.status == "valid"]
+        self.times = list(times)
         factors = registration.cell(slot.stratum, slot.cell).factors
         stratum = "" if slot.stratum == "base" else f" {slot.stratum}"
         self.short = f"[{self.place:>{len(str(self.total))}}/{self.total}] boot {slot.boot}"

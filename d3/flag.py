@@ -17,7 +17,12 @@ def twin(spec: CellSpec, specs: Sequence[CellSpec]) -> CellSpec | None:
 
 
 def refused(spec: CellSpec, specs: Sequence[CellSpec], chosen: Sequence[Selected]) -> str:
-    """The engine's own words where it refused the flag: no boot ran, none failed otherwise, and the twin ran."""
+    """Why the flag could not be had: the engine has none, or in its own words, as it refused it.
+
+    It refused the flag where no boot ran, none failed otherwise, and the twin ran.
+    """
+    if why := spec.unavailable():
+        return f"the engine has no such mode: {why}"
     other = twin(spec, specs)
     if spec.factors["invariant"] == "0" or other is None:
         return ""

@@ -8,6 +8,10 @@ from d3.registration import Registration
 from d3.statistics import null_bound
 
 OWN_MODE = "D3's"  # how EngineFacts.invariant_mode begins where the mode is D3's own and not the engine's flag
+ATTACHED = (
+    "D3 did not boot the engine: what is counted as one boot is one visit to a running endpoint, which says nothing of "
+    "boots, of its weights and flags, or of what else it was asked meanwhile."
+)
 UNCONTROLLED = ("clock speed and temperature of the processor", "other load on the machine", "addresses in memory")
 
 
@@ -33,6 +37,7 @@ def facts(boot: Boot) -> dict[str, str]:
     flat |= {k: str(v) for k, v in own.items() if v is not None}
     flat |= {f"cache.{k}": v for k, v in engine.facts.cache_config.items()}
     flat |= {f"env.{k}": v for k, v in engine.env.items()}
+    flat |= {f"body.{k}": str(v) for k, v in engine.body.items()}
     flat["command"] = " ".join(engine.command)
     found = {f"engine.{k}": v for k, v in flat.items()}
     found |= {f"engine.environment.{k}": v for k, v in engine.facts.environment.items()}
@@ -44,6 +49,8 @@ def environment(boots: Sequence[Boot]) -> Environment:
     """The facts of the counted boots; one that a boot does not state counts as a value of its own."""
     values: dict[str, Counter[str]] = defaultdict(Counter)
     every = [facts(b) for b in boots]
+    if any(b.record.start != "plain" for b in boots):  # certificates of before there were other ways do not state it
+        every = [{**one, "start": b.record.start} for one, b in zip(every, boots, strict=True)]
     for name in sorted({k for one in every for k in one}):
         values[name].update(one.get(name, "not stated") for one in every)
     return Environment(
@@ -67,10 +74,13 @@ def neither(registration: Registration, found: Environment) -> tuple[str, ...]:
     """What moved without being a factor, and what D3 never controls. What a factor maps to is not listed."""
     swept = {k for k, v in registration.axes.items() if len(v) > 1}
     mapped = {"engine.command", "engine.invariant_mode", "engine.prefix_caching", "engine.cache.enable_prefix_caching"}
+    mapped |= {"machine.boots_at_once"} if "at_once" in swept else set()
     moved = [
         f"{d.name}: {', '.join(d.values)}"
         for d in found.differing
-        if d.name not in mapped and not d.name.startswith("engine.env.") and d.name.split(".")[-1] not in swept
+        if d.name not in mapped
+        and not d.name.startswith(("engine.env.", "engine.body."))
+        and d.name.split(".")[-1] not in swept
     ]
     return (*moved, *UNCONTROLLED)
 
@@ -100,12 +110,13 @@ def limits(registration: Registration, boots: Sequence[Boot]) -> tuple[str, ...]
     models = sorted({r.model for r in records})
     engines = sorted({f"{r.engine.name} {r.engine.facts.version or r.engine.version_asked}" for r in records})
     devices = sorted({_device(b) for b in boots})
+    attached = any(r.coldness == "none" for r in records)
     return (
         f"{_many(models, 'model', 'models')}: {', '.join(models)}. Another model may differ.",
         f"{_many(engines, 'pinned engine', 'pinned engines')}: {', '.join(engines)}. Kernel- and version-specific.",
         f"{_many(devices, 'kind of device', 'kinds of device')}: {', '.join(devices)}.",
         _concurrency(registration),
-        _bound(registration, boots),
+        ATTACHED if attached else _bound(registration, boots),
         _prompts(registration, boots),
         _flag(boots),
         *_protocol(registration),

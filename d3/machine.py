@@ -11,14 +11,22 @@ import psutil
 AT_ONCE = "D3_AT_ONCE"  # set by whoever runs boots side by side, so that every record says so
 
 
-@lru_cache(maxsize=1)
+def boots_at_once() -> str:
+    """How many boots share this machine's device, by the word of whoever runs them; 1 where nobody says."""
+    return os.environ.get(AT_ONCE, "1")
+
+
 def machine() -> dict[str, str]:
-    """Facts of the machine as text; the GPU's only where a driver answers."""
+    """Facts of the machine as text, and how many boots share it now; the GPU's only where a driver answers."""
+    return {**_machine(), "boots_at_once": boots_at_once()}
+
+
+@lru_cache(maxsize=1)
+def _machine() -> dict[str, str]:
     facts = {
         "os": f"{platform.system()} {platform.release()}",
         "cpu": _cpu(),
         "cores": str(psutil.cpu_count(logical=True)),
-        "boots_at_once": os.environ.get(AT_ONCE, "1"),
         "memory_gib": str(round(psutil.virtual_memory().total / 2**30)),
     }
     return facts | _gpu()

@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Any
 from omegaconf import OmegaConf
 from pydantic import Field, ValidationError
 
-from d3.errors import D3Error
+from d3.attempts import Attempts
+from d3.errors import D3Error, command
 from d3.install import lock_file, model_dir
-from d3.job import due, tally
+from d3.job import OPEN
 from d3.modal_boot import WEIGHTS, Returned, boot
 from d3.model import model_digest
 from d3.record import BootPlan, Frozen
@@ -167,7 +168,10 @@ def run(study: str, settings: Settings, model: str | None) -> int:
     registration = find_registration(study)
     lock = engine_lock(registration)
     with lock_study(registration.id()):
-        if plans := due(registration):
+        if plans := Attempts(registration).plans(OPEN):
+            if together := sorted({plan.at_once for plan in plans} - {None, 1}, key=str):
+                raise D3Error(f"at_once={together[0]} is registered, and on Modal each boot has a GPU of its own",
+                              "run these plans with python -m d3.host")  # fmt: skip
             app, function, volume = define(settings, lock)
             for plan in plans:
                 save_plan(plan)
@@ -181,11 +185,12 @@ def run(study: str, settings: Settings, model: str | None) -> int:
             lost = [plan.boot_id.partition("/")[2] for plan in plans if not (boot_dir(plan) / RECORD).exists()]
             for name in lost:
                 print(f"no record: {name}", file=sys.stderr)
-        counts = tally(registration)
+        counts = Attempts(registration).tally()
     print(f"{counts.words()}\nnext: python -m d3.sync && python -m d3.certify")
     return counts.missing
 
 
+@command
 def main(argv: list[str] | None = None) -> int:
     """0 when every boot has a valid record, 1 when one has not, 2 where it could not begin."""
     defaults: Any = OmegaConf.to_container(OmegaConf.load(root() / "conf" / "modal.yaml"))
@@ -213,9 +218,6 @@ def main(argv: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         print(STOPPED, file=sys.stderr)
         return 130
-    except D3Error as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.code
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from d3.errors import D3Error
-from d3.record import BootPlan, Frozen, Launch, Message, RequestPlan, sha256
+from d3.record import BODY, BootPlan, Frozen, Launch, Message, RequestPlan, sha256
 from d3.registration import CellSpec, Phase, Prompt, Registration, Slot, prompt_order, short
 from d3.store import boot_slug
 
@@ -12,37 +12,57 @@ WARMUP = Message(role="user", content="Name three rivers of Europe.")
 
 
 class Locations(Frozen):
-    """This machine's paths: the engine's Python and the model's folder or name."""
+    """This machine's paths: the engine's Python and the model's folder or name.
+
+    `key_env`: the environment variable with the key of an endpoint that D3 does not start.
+    """
 
     python: str
     model: str
+    key_env: str | None = None
+
+
+class Planner:
+    """Plans of one study's boots; its id and order are worked out once."""
+
+    def __init__(self, registration: Registration) -> None:
+        self.registration = registration
+        self.id = registration.id()
+        self.positions = {slot: i for i, slot in enumerate(registration.order)}
+
+    def plan(self, slot: Slot, attempt: int, where: Locations) -> BootPlan:
+        """The plan of one boot. Raises D3Error when the engine has no setting for a factor's level."""
+        spec = self.registration.cell(slot.stratum, slot.cell)
+        engine, model = spec.settings["engine"], spec.settings["model"]
+        name = boot_slug(slot.stratum, slot.cell, slot.boot, attempt)
+        return BootPlan(
+            registration=self.id,
+            boot_id=f"{short(self.id)}/{name}",
+            cell=slot.cell,
+            stratum=slot.stratum,
+            factors=spec.factors,
+            boot=slot.boot,
+            attempt=attempt,
+            position=self.positions[slot],
+            protocol=self.registration.protocol.name,
+            engine=engine["name"],
+            version_asked=engine["version"],
+            backend_asked=engine["backend"],
+            invariant_mode=engine["invariant_mode"],
+            model=model["name"],
+            model_digest=model["digest"],
+            at_once=spec.settings.get("at_once"),
+            unavailable=spec.unavailable() or None,
+            start=spec.settings.get("start"),
+            warmup=_warmup(spec),
+            requests=_requests(self.registration, spec, slot.boot),
+            launch=_launch(spec, where),
+        )
 
 
 def boot_plan(registration: Registration, slot: Slot, attempt: int, where: Locations) -> BootPlan:
     """The plan of one boot. Raises D3Error when the engine has no setting for a factor's level."""
-    spec = registration.cell(slot.stratum, slot.cell)
-    engine, model = spec.settings["engine"], spec.settings["model"]
-    name = boot_slug(slot.stratum, slot.cell, slot.boot, attempt)
-    return BootPlan(
-        registration=registration.id(),
-        boot_id=f"{short(registration.id())}/{name}",
-        cell=slot.cell,
-        stratum=slot.stratum,
-        factors=spec.factors,
-        boot=slot.boot,
-        attempt=attempt,
-        position=registration.order.index(slot),
-        protocol=registration.protocol.name,
-        engine=engine["name"],
-        version_asked=engine["version"],
-        backend_asked=engine["backend"],
-        invariant_mode=engine["invariant_mode"],
-        model=model["name"],
-        model_digest=model["digest"],
-        warmup=_warmup(spec),
-        requests=_requests(registration, spec, slot.boot),
-        launch=_launch(spec, where),
-    )
+    return Planner(registration).plan(slot, attempt, where)
 
 
 def check_levels(registration: Registration) -> None:
@@ -89,14 +109,17 @@ def _warmup(spec: CellSpec) -> RequestPlan | None:
 
 def _launch(spec: CellSpec, where: Locations) -> Launch:
     engine = spec.settings["engine"]
-    args, env = list(engine["args"]), dict(engine["env"])
+    args, env, body = list(engine["args"]), dict(engine["env"]), dict(engine.get("body", BODY))
     for factor, levels in engine["factors"].items():
         level = spec.factors.get(factor, _text(spec.settings.get(factor)))
         if level not in levels:
             raise D3Error(f"engine {engine['name']} has no setting for {factor}={level}",
                           f"its levels are: {', '.join(levels)}")  # fmt: skip
+        if (why := levels[level].get("unavailable")) and not spec.unavailable():
+            raise D3Error(f"engine {engine['name']} has no {factor}={level}: {why}", "leave that level out")
         args += levels[level].get("args", [])
         env |= levels[level].get("env", {})
+        body |= levels[level].get("body", {})
     fill = {key: _text(value) for key, value in spec.settings.items() if not isinstance(value, dict | list)}
     fill["model"] = where.model
     return Launch(
@@ -113,10 +136,16 @@ def _launch(spec: CellSpec, where: Locations) -> Launch:
         reset_path=engine["reset_path"],
         boot_timeout_s=engine["boot_timeout_s"],
         request_timeout_s=engine["request_timeout_s"],
+        body={key: _filled(value, fill) for key, value in body.items() if value is not None},
+        key_env=where.key_env,
+        **{key: engine[key] for key in ("reads", "block_size", "url") if key in engine},
     )
 
 
-def _filled(word: str, fill: Mapping[str, str]) -> str:
+def _filled(word: Any, fill: Mapping[str, str]) -> Any:
+    """A word of a command line, or a value of a request, with its places filled in."""
+    if not isinstance(word, str):
+        return word
     for key, value in fill.items():
         word = word.replace("{" + key + "}", value)
     return word

@@ -13,12 +13,14 @@ from d3.store import runs_dir
 FREE_DISK_GB = 0.5
 
 
-def preflight(configs: Iterable[Any]) -> None:
-    """Check every engine that the configurations name. Raises D3Error with what to do."""
+def preflight(configs: Iterable[Any], at_once: int = 1) -> None:
+    """Check every engine that the configurations name, `at_once` of it here. Raises D3Error with what to do."""
     _room_for_records()
     for engine in {c.engine.name: c.engine for c in configs}.values():
-        engine_python(engine.name, engine.lock, engine.python)
-        _memory_for(engine.name, engine.min_memory_gb)
+        if engine.transport == "attach":
+            continue
+        engine_python(engine.name, engine.lock, engine.python, engine.executable)
+        _memory_for(engine.name, engine.min_memory_gb, at_once)
 
 
 def _room_for_records() -> None:
@@ -29,8 +31,13 @@ def _room_for_records() -> None:
                       "free some, or set D3_RUNS to a larger disk")  # fmt: skip
 
 
-def _memory_for(name: str, needed_gb: float) -> None:
-    free = psutil.virtual_memory().available / 1e9
-    if free < needed_gb:
-        raise D3Error(f"{free:.1f} GB of memory are free, engine {name} needs {needed_gb:.1f} GB",
-                      "end other programs, or lower engine.min_memory_gb")  # fmt: skip
+def _memory_for(name: str, each_gb: float, at_once: int) -> None:
+    free, needed = psutil.virtual_memory().available / 1e9, at_once * each_gb
+    if free >= needed:
+        return
+    room = int(free // each_gb)
+    if at_once > 1 and room:
+        raise D3Error(f"{free:.1f} GB of memory are free, {at_once} boots of {name} at once need {needed:.1f} GB",
+                      f"say workers={room}, or lower engine.min_memory_gb")  # fmt: skip
+    raise D3Error(f"{free:.1f} GB of memory are free, engine {name} needs {each_gb:.1f} GB",
+                  "end other programs, or lower engine.min_memory_gb")  # fmt: skip

@@ -6,11 +6,14 @@ import math
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 SCHEMA_VERSION = 1
+ANY_VERSION = "any"  # asked of an endpoint that D3 did not start: whatever it reports is recorded
 
 Status = Literal["valid", "void", "failed", "skipped", "stopped"]
+Coldness = Literal["L0", "L1", "L2", "L3", "none"]
+Start = Literal["plain", "standby", "fork"]
 Expect = Literal["cold", "warm"]
 Endpoint = Literal["text", "tokens", "logprobs"]
 ENDPOINTS: tuple[Endpoint, ...] = ("text", "tokens", "logprobs")
@@ -24,7 +27,15 @@ class Frozen(BaseModel):
 
 def canonical_json(value: Any) -> str:
     """JSON with sorted keys and no spaces, so that equal values have equal bytes (after RFC 8785); NaN is "NaN"."""
-    return json.dumps(plain(value), sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+    dumped = value.model_dump(mode="json") if isinstance(value, BaseModel) else value
+    try:
+        return _canonical(dumped)
+    except (TypeError, ValueError):  # a number that JSON has not, or a model inside: rare, and slower
+        return _canonical(plain(dumped))
+
+
+def _canonical(value: Any) -> str:
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
 
 
 def plain(value: Any) -> Any:
@@ -80,10 +91,31 @@ class RequestPlan(Frozen):
     neighbours: tuple[Message, ...] = ()
 
 
-class Launch(Frozen):
-    """How the engine process is started; paths are this machine's, so none of this is registered."""
+class Reads(Frozen):
+    """Where a server's replies say it: dotted paths into their JSON, `*` for every item of a list.
 
-    transport: Literal["worker", "server"]
+    `version` and `block_size` lie in the version page, the others in an answer; None where the engine never says it.
+    """
+
+    version: str = "version"
+    block_size: str | None = None
+    cached_tokens: str = "usage.prompt_tokens_details.cached_tokens"
+    output_ids: str | None = "choices.0.token_ids"
+    prompt_ids: str | None = "prompt_token_ids"
+
+
+# What a chat request asks for beside its messages, its temperature and its length, in vLLM's words.
+BODY: dict[str, Any] = {"model": "model", "logprobs": True, "top_logprobs": 2, "return_token_ids": True}
+
+
+class Launch(Frozen):
+    """How the engine process is started and asked; paths are this machine's, so none of this is registered.
+
+    `body`: fields of every request; `block_size`: tokens per cached block where the engine does not say; `url`: an
+    endpoint that runs already, and `key_env` the environment variable with its key.
+    """
+
+    transport: Literal["worker", "server", "attach"]
     python: str
     server: tuple[str, ...]
     args: tuple[str, ...]
@@ -96,6 +128,11 @@ class Launch(Frozen):
     reset_path: str | None
     boot_timeout_s: float
     request_timeout_s: float
+    body: dict[str, Any] = BODY
+    reads: Reads = Reads()
+    block_size: int | None = None
+    url: str | None = None
+    key_env: str | None = None
 
 
 class Place(Frozen):
@@ -116,12 +153,20 @@ class Place(Frozen):
 
 
 class BootPlan(Place):
-    """Everything one boot needs; `python -m d3.boot plan.json out/` turns it into a record, here or elsewhere."""
+    """Everything one boot needs; `python -m d3.boot plan.json out/` turns it into a record, here or elsewhere.
+
+    `at_once`: how many boots must run side by side on its device; `start`: how its process must be started;
+    `unavailable`: why the engine has no such mode, so that nothing is booted. None, and left out of the JSON, where the
+    study does not fix it, or the engine has the mode.
+    """
 
     engine: str
     version_asked: str
     backend_asked: str | None
     invariant_mode: str
+    at_once: int | None = Field(default=None, ge=1, exclude_if=lambda value: value is None)
+    unavailable: str | None = Field(default=None, exclude_if=lambda value: value is None)
+    start: Start | None = Field(default=None, exclude_if=lambda value: value is None)
     warmup: RequestPlan | None
     requests: tuple[RequestPlan, ...]
     launch: Launch
@@ -217,7 +262,10 @@ class Failure(Frozen):
 
 
 class EngineRecord(Frozen):
-    """Which engine ran, as asked and as reported; `command` has placeholders where a path stood."""
+    """Which engine ran, as asked and as reported; `command` and `body` have placeholders where a path stood.
+
+    `body` is left out of the JSON where the engine is asked in vLLM's words.
+    """
 
     name: str
     transport: str
@@ -225,9 +273,29 @@ class EngineRecord(Frozen):
     facts: EngineFacts
     command: tuple[str, ...]
     env: dict[str, str]
+    body: dict[str, Any] = Field(default={}, exclude_if=lambda value: not value)
 
 
-class Timings(Frozen):
+def _seconds() -> Any:
+    return Field(default=None, exclude_if=lambda value: value is None)
+
+
+class Phases(Frozen):
+    """Seconds of an engine's start as its own process counted them; None, and left out of the JSON, where it did not.
+
+    `python_s`: until its Python ran; `import_s`: importing the engine; `weights_s`: loading the model; `ready_s`: the
+    rest, until the engine was ready. In a standby or a fork the first two were over before the boot began, or partly.
+    `turn_s`: waiting while another boot's engine started on the same GPU.
+    """
+
+    python_s: float | None = _seconds()
+    import_s: float | None = _seconds()
+    weights_s: float | None = _seconds()
+    ready_s: float | None = _seconds()
+    turn_s: float | None = _seconds()
+
+
+class Timings(Phases):
     """Seconds: `boot_s` start to ready, `requests_s` all requests, `stop_s` stop and reap, `total_s` all of the job."""
 
     boot_s: float
@@ -237,9 +305,10 @@ class Timings(Frozen):
 
 
 class BootRecord(Place):
-    """One boot, whatever became of it."""
+    """One boot, whatever became of it. `start`: how its process started; left out of the JSON where it was plain."""
 
-    coldness: Literal["L0", "L1", "L2", "L3"]
+    coldness: Coldness
+    start: Start = Field(default="plain", exclude_if=lambda value: value == "plain")
     engine: EngineRecord
     environment: dict[str, str]
     started_at: str

@@ -21,7 +21,7 @@ from pydantic import BaseModel
 
 from d3.commands import command_parsers, verbs
 from d3.config import Config, register_schema
-from d3.errors import D3Error
+from d3.errors import D3Error, command
 from d3.record import BootPlan, BootRecord, Response
 from d3.schema import Certificate
 from d3.store import root, write_atomic
@@ -273,9 +273,13 @@ def _said_default(action: argparse.Action) -> str:
         return "required"
     if action.default in (None, False, sys.executable):  # paths of this machine are none of the reader's
         return ""
-    return _value(" ".join(map(str, action.default)) if isinstance(action.default, list) else action.default)
+    default = action.default
+    if isinstance(default, Path) and default.is_relative_to(root()):  # wherever the checkout lies
+        default = default.relative_to(root())
+    return _value(" ".join(map(str, default)) if isinstance(default, list) else default)
 
 
+@command
 def main(argv: list[str] | None = None) -> int:
     """Write the pages; 0 when they are written."""
     parser = argparse.ArgumentParser(
@@ -283,12 +287,8 @@ def main(argv: list[str] | None = None) -> int:
     )
     parser.add_argument("out", type=Path, help="folder for the pages, docs/reference in this repository")
     out: Path = parser.parse_args(argv).out
-    try:
-        for name, text in pages().items():
-            write_atomic(out / name, text)
-    except D3Error as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.code
+    for name, text in pages().items():
+        write_atomic(out / name, text)
     print(f"wrote {', '.join(pages())} in {out}")
     return 0
 

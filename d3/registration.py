@@ -58,6 +58,12 @@ class CellSpec(Frozen):
     factors: dict[str, str]
     settings: dict[str, Any]
 
+    def unavailable(self) -> str:
+        """Why the engine has no batch-invariant mode, as its YAML says; empty where it has one, or none is asked."""
+        levels = self.settings.get("engine", {}).get("factors", {}).get("invariant", {})
+        level = self.factors["invariant"]
+        return "" if level == "0" else str(levels.get(level, {}).get("unavailable") or "")
+
 
 class Slot(Frozen):
     """One place in the registered order of boots."""

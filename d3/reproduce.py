@@ -14,13 +14,14 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from d3.attempts import Attempts
 from d3.certificate import Certificate
 from d3.certify import certify
 from d3.compare import read_side
 from d3.comparison import Comparison, Evidence, Row, compare
 from d3.errors import D3Error
 from d3.install import engine_python, lock_digest, model_dir
-from d3.job import due, run_slot
+from d3.job import run_slot
 from d3.model import model_digest
 from d3.opened import OpenStudy
 from d3.plan import Locations
@@ -35,7 +36,7 @@ def next_repetition(certificate: Certificate, boots: int) -> Registration:
     """The repetition that was not finished on this machine, else a new one."""
     numbered = (Repeats(certificate=certificate.digest, number=n) for n in itertools.count(1))
     studies = (repetition(certificate.registration, boots, repeats) for repeats in numbered)
-    return next(study for study in studies if due(study))
+    return next(study for study in studies if next(Attempts(study).due(), None))
 
 
 def locate(cell: CellSpec, python: str | None, model: str | None) -> Locations:
@@ -53,7 +54,7 @@ def locate(cell: CellSpec, python: str | None, model: str | None) -> Locations:
     if (found := model_digest(folder)) != weights["digest"]:
         raise D3Error(f"the weights in {folder} have digest {short(found)}, registered is {short(weights['digest'])}",
                       "name the registered model's folder: --model PATH")  # fmt: skip
-    return Locations(python=engine_python(name, lock, python), model=folder)
+    return Locations(python=engine_python(name, lock, python, engine.get("executable", "python")), model=folder)
 
 
 def run(certificate: Certificate, boots: int | None, python: str | None, model: str | None) -> str:

@@ -8,6 +8,7 @@ from pydantic import Field
 from d3.contrasts import Contrast
 from d3.controls import Control
 from d3.limits import Environment
+from d3.price import Cost, Price
 from d3.record import Endpoint, Failure, Frozen, Status, Timings, canonical_json, sha256
 from d3.registration import PriorArt, Registration
 from d3.table import CellResult, Excluded, Flag
@@ -19,7 +20,8 @@ CERTIFICATE_VERSION = 1
 class Context(Frozen):
     """What only the maker of a certificate knows: when it was registered, which runs hold the boots, which D3 ran.
 
-    Times are ISO 8601 with an offset. `runs` maps a boot id to its tracking run.
+    Times are ISO 8601 with an offset. `runs` maps a boot id to its tracking run. `price` is left out where it is None,
+    so that certificates of before it was there stay as they are.
     """
 
     registered_at: str
@@ -29,6 +31,7 @@ class Context(Frozen):
     d3_version: str
     git_commit: str | None = None
     cost_usd: float | None = None
+    price: Price | None = Field(default=None, exclude_if=lambda value: value is None)
 
 
 class Artifact(Frozen):
@@ -121,6 +124,7 @@ class Certificate(Frozen):
     limits: tuple[str, ...]
     prior_art: tuple[PriorArt, ...]
     totals: Totals
+    cost: Cost | None = Field(default=None, exclude_if=lambda value: value is None)
     digest: str
 
 

@@ -6,6 +6,7 @@ import json
 import os
 import tempfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, TypeVar
@@ -19,6 +20,7 @@ from d3.registration import Registration, short
 PLAN = "plan.json"
 RECORD, RESPONSES, LOG, HASHES = "boot.json", "responses.jsonl", "engine.log", "hashes.txt"
 REGISTRATION, REGISTERED_AT = "registration.json", "registered_at"
+PARENT, SENT, DOWN = "parent.json", "sent", "down"  # d3.spool: the study's run in MLflow, what was sent, an outage
 
 M = TypeVar("M", bound=Frozen)
 
@@ -61,15 +63,33 @@ def lock_study(registration_id: str) -> IO[str]:
     return file
 
 
+@contextmanager
+def alone(path: Path) -> Iterator[None]:
+    """Hold a lock file while inside, waiting for whoever has it; it is let go when its holder ends, however that is."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file = path.open("w")
+    except OSError as error:
+        raise D3Error(f"cannot write {path}: {error.strerror}", "set D3_RUNS to another folder") from error
+    with file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
 def slug(name: str) -> str:
     """A cell or stratum name as a file name."""
     return "".join(c if c.isalnum() or c in ".-" else "-" if c == "=" else "_" for c in name)
 
 
+def boots_dir(registration_id: str) -> Path:
+    """The folder of a study's boots."""
+    return study_dir(registration_id) / "boots"
+
+
 def boot_dir(place: Place) -> Path:
     """The folder of one boot's files."""
     name = boot_slug(place.stratum, place.cell, place.boot, place.attempt)
-    return study_dir(place.registration) / "boots" / name
+    return boots_dir(place.registration) / name
 
 
 def boot_slug(stratum: str, cell: str, boot: int, attempt: int) -> str:
@@ -98,6 +118,20 @@ def write_atomic(path: Path, data: str | bytes) -> None:
         raise D3Error(f"cannot write {path}: {error.strerror}", "free disk space or choose another folder") from error
 
 
+def append(path: Path, line: str) -> None:
+    """Add one line to a file. Raises D3Error where the disk refuses."""
+    try:
+        with path.open("a") as file:
+            file.write(line)
+    except OSError as error:
+        raise D3Error(f"cannot write {path}: {error.strerror}", "free disk space or choose another folder") from error
+
+
+def unfinished(folder: Path) -> list[Path]:
+    """The temporary files of a boot's writes that were cut short by a kill."""
+    return [path for name in (PLAN, RECORD, RESPONSES, HASHES, LOG) for path in folder.glob(f".{name}.*")]
+
+
 def read_file(path: Path, missing: str = "check the path") -> bytes:
     """A file's bytes. Raises D3Error where it cannot be read; `missing`: what to do where it does not exist."""
     try:
@@ -110,10 +144,15 @@ def read_file(path: Path, missing: str = "check the path") -> bytes:
 
 def load(model: type[M], path: Path) -> M:
     """Read one model from a JSON file. Raises D3Error that names the file and the field."""
+    return parsed(model, read_file(path), str(path))
+
+
+def parsed(model: type[M], raw: bytes, name: str) -> M:
+    """One model from JSON. Raises D3Error that gives the name and the field."""
     try:
-        return model.model_validate_json(read_file(path))
+        return model.model_validate_json(raw)
     except ValidationError as error:
-        raise D3Error(f"{path}: {explain(error)}", "the file is damaged or of another version") from error
+        raise D3Error(f"{name}: {explain(error)}", "the file is damaged or of another version") from error
 
 
 def explain(error: ValidationError) -> str:
@@ -136,7 +175,7 @@ def parse_responses(text: str, name: str) -> dict[str, Response]:
             response = Response.model_validate(json.loads(line))
         except ValidationError as error:
             raise D3Error(f"{name} line {number}: {explain(error)}", "the file is damaged") from error
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise D3Error(f"{name} line {number}: not JSON ({error})", "the file is damaged") from error
         found[response.key()] = response
     return found
@@ -176,7 +215,7 @@ def load_boot(folder: Path) -> Boot:
 
 def recorded(registration_id: str) -> Iterator[tuple[Path, BootRecord]]:
     """Every record of a study on disk, in the order of their names."""
-    for path in sorted((study_dir(registration_id) / "boots").glob(f"*/{RECORD}")):
+    for path in sorted(boots_dir(registration_id).glob(f"*/{RECORD}")):
         yield path.parent, load(BootRecord, path)
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from d3.config import Config, label, validate
+from d3.config import Config, EngineConfig, ModelConfig, label
 from d3.errors import D3Error
 from d3.record import Message
 from d3.registration import (
@@ -21,6 +21,7 @@ from d3.registration import (
     cell_name,
     stratum_name,
 )
+from d3.validate import validate
 
 WHOLE_STUDY = ("prompts", "protocol", "readings", "study")
 NOT_SWEPT = (
@@ -33,8 +34,15 @@ NOT_SWEPT = (
     "test",
     "min_valid_boots",
     "max_attempts",
+    "workers",
+    "price",
+    "dry_run",
 )
 NOT_REGISTERED = {*NOT_SWEPT, "boot", "allow_large", "plan_only", "hydra"}
+
+
+# Keys of engines and models that came after the first certificates: left out where unchanged, so that ids stay.
+ADDED = ("executable", "build_env", "body", "reads", "block_size", "convert", "url")
 
 
 class Pins:
@@ -115,10 +123,21 @@ def _cell(cfg: DictConfig, factors: dict[str, str], pins: Pins) -> CellSpec:
     plain: Any = OmegaConf.to_container(cfg, resolve=True)
     settings = {k: v for k, v in plain.items() if k not in NOT_REGISTERED}
     engine, model = dict(settings["engine"]), dict(settings["model"])
-    for local in ("python", "min_memory_gb"):
+    for local in ("python", "min_memory_gb", "key_env"):
         engine.pop(local)
     model.pop("path")
     engine["lock_sha256"] = pins.locks[engine["name"]]
     model["digest"] = pins.models[model["name"]]
+    engine, model = _said(engine, EngineConfig), _said(model, ModelConfig)
     settings |= {"engine": engine, "model": model, "apc": factors["apc"]}
+    if settings["at_once"] is None:  # not fixed by the study, so no part of its id
+        del settings["at_once"]
+    if settings["start"] == "auto":
+        del settings["start"]
     return CellSpec(cell=cell_name(factors), stratum=stratum_name(factors), factors=factors, settings=settings)
+
+
+def _said(settings: dict[str, Any], schema: type[EngineConfig | ModelConfig]) -> dict[str, Any]:
+    """The settings without those that came later and were left at their default."""
+    unsaid: Any = OmegaConf.to_container(OmegaConf.structured(schema))
+    return {k: v for k, v in settings.items() if k not in ADDED or v != unsaid[k]}

@@ -10,7 +10,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from d3.certificate import REGISTRATION, build, folder_of, load, render
-from d3.errors import D3Error
+from d3.errors import D3Error, command, printable
 from d3.record import Boot, BootRecord, Frozen, canonical_json, plain, sha256
 from d3.registration import diff_paths, short
 from d3.schema import CERTIFICATE_VERSION, Artifact, BootEntry, Certificate, digest
@@ -146,11 +146,7 @@ def _rebuilt(certificate: Certificate, boots: Sequence[Boot]) -> list[str]:
     return [f"{p}: not what the artifacts give" for p in paths[:SHOWN]] + more
 
 
-def printable(text: str, keep: str = "") -> str:
-    """Text without control characters but those to `keep`: what is shown comes from a file nobody has checked yet."""
-    return "".join(c if c.isprintable() or c in keep else repr(c)[1:-1] for c in text)
-
-
+@command
 def main(argv: list[str] | None = None) -> int:
     """Check one certificate; 0 it holds, 1 it does not, 2 there is nothing to check."""
     parser = argparse.ArgumentParser(
@@ -169,11 +165,7 @@ def main(argv: list[str] | None = None) -> int:
     out = getattr(sys.stdout, "reconfigure", None)
     if out:
         out(errors="backslashreplace")
-    try:
-        code, lines = _said(options.file, options.verify_key)
-    except D3Error as error:
-        print(printable(f"error: {error}"), file=sys.stderr)
-        return error.code
+    code, lines = _said(options.file, options.verify_key)
     try:
         print("\n".join(map(printable, lines)), flush=True)
     except BrokenPipeError:  # `| head` has read enough; the exit code still says what was found

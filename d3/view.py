@@ -1,6 +1,7 @@
 """What MLflow's pages show of a study: its prompts as a dataset, its description, a saved view of its boots. Pure."""
 
 import json
+from collections.abc import Mapping
 
 from mlflow.entities import Dataset, DatasetInput, InputTag
 
@@ -96,8 +97,15 @@ def study_tags(certificate: Certificate, note: str) -> dict[str, str]:
     return {key: value[:TAG_KEPT] for key, value in tags.items()}
 
 
+def changed(logged: Mapping[str, object], tags: Mapping[str, str]) -> list[str]:
+    """Which of a boot's tags its row of logged tags, named without `d3.`, does not have; counting is the rule."""
+    rule = {"d3.counted": "yes"}
+    has = {f"d3.{name}": value for name, value in logged.items() if isinstance(value, str)}
+    return [key for key, value in tags.items() if has.get(key, rule.get(key)) != value]
+
+
 def boot_tags(certificate: Certificate) -> dict[str, dict[str, str]]:
-    """By run: the readings of the boot's stratum, and whether the boot counts."""
+    """By run: the readings of the boot's stratum, and whether the boot counts (no tag: it does)."""
     found = {s.stratum: readings(s) for s in certificate.strata}
     return {
         boot.run: {

@@ -1,5 +1,6 @@
 """A home of its own for every test: runs, cache, MLflow store and model are temporary folders."""
 
+import contextlib
 import os
 import shutil
 import signal
@@ -19,6 +20,8 @@ from hydra.core.global_hydra import GlobalHydra
 from hypothesis import HealthCheck, settings
 from omegaconf import DictConfig
 
+from d3.family import segments, shared_memory
+
 # A loaded machine is no failure: how long one example takes says nothing here.
 settings.register_profile("d3", deadline=None, suppress_health_check=[HealthCheck.too_slow],
                           derandomize="CI" in os.environ)  # fmt: skip
@@ -26,6 +29,9 @@ settings.load_profile("d3")
 
 # Whoever starts the tests in a shell's background passes SIGINT on as ignored; these tests send it.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# Two processes run the slow part, and one of them all of these: they share results, and one of them counts engines.
+REAL_ENGINE = pytest.mark.xdist_group("real engine")
 
 TESTS = Path(__file__).parent
 FAKE = (f"hydra.searchpath=[file://{TESTS}/conf]", "engine=fake", "model=fake", "prompts=fake", "study.name=fake_study")
@@ -96,6 +102,31 @@ def orphaned() -> list[str]:
     """Shared memory of pretend engines that are gone; each names it by its process id."""
     pids = [p.name.removeprefix("d3-fake-") for p in Path("/dev/shm").glob("d3-fake-*")]  # noqa: S108
     return [pid for pid in pids if not psutil.pid_exists(int(pid))]
+
+
+def logging_to(folder: Path) -> list[str]:
+    """Every process whose errors go to a file in this folder, as those of a boot and all that it starts do, by name."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(OSError, psutil.Error):
+            if Path(f"/proc/{process.pid}/fd/2").resolve().is_relative_to(folder):
+                found.append(process.name())
+    return found
+
+
+def left_in_shared_memory(before: set[Path], within_s: float = 10) -> set[Path]:
+    """Shared memory that is new since `before` and that no process maps, where it stays so long.
+
+    Tests run beside each other: what a running process maps is its own; pretend engines answer for theirs
+    (`orphaned`); and folders are no engine's, but of joblib and of the MLflow server.
+    """
+    until = time.monotonic() + within_s
+    while left := {p for p in segments() - before if p.is_file() and not p.name.startswith("d3-fake-")}:
+        left -= {path for pid in psutil.pids() for path in shared_memory(pid)}
+        if not left or time.monotonic() > until:
+            break
+        time.sleep(0.2)
+    return left
 
 
 @cache

@@ -3,6 +3,8 @@
 Its answers depend on the cache as a real engine's may: with the cache on and the invariant mode off, a long prompt's
 warm answer ends in another token than its cold one. `--do` takes words of `WAYS`; `--switch FILE` is read at every
 step and adds more, so that a test can change an engine's behaviour while its command line stays the same.
+
+`--dialect` speaks as another engine does: its pages, its words on the command line and in requests, what it leaves out.
 """
 
 import argparse
@@ -19,7 +21,8 @@ from pathlib import Path
 WAYS = (
     "die_in_boot", "die_with_flag", "die_quietly", "hang_in_boot", "hang_in_request", "http_500", "http_429",
     "half_json", "not_json", "no_choices", "null_choice", "nan_logprobs", "no_logprobs", "other_version", "orphan",
-    "ignore_cache_flag", "ignore_invariant", "other_bytes",
+    "ignore_cache_flag", "ignore_invariant", "other_bytes", "die_in_answer", "drip", "no_answer", "more_tokens",
+    "longer_prompt", "other_prompt", "short_context", "tell_key", "flag_drops_cache", "ignore_reset",
 )  # fmt: skip
 FLAG_ERROR = "TypeError: 'function' object is not subscriptable"
 BOOT_ERROR = "ValueError: no available memory for the cache blocks"
@@ -48,6 +51,10 @@ class Model:
         self.blocks |= {(salt, p) for p in prefixes}
         return hit if self.apc else 0
 
+    def reset(self) -> None:
+        """Empty the cache."""
+        self.blocks.clear()
+
     def answer(self, ids: list[int], cached: int) -> tuple[list[int], list[float], list[float]]:
         """Token ids, log-probabilities and top-2 gaps."""
         moved = bool(cached) and not self.invariant and len(ids) > LONG
@@ -70,10 +77,19 @@ class Engine:
         parser.add_argument("--invariant", default="0")
         parser.add_argument("--do", default="")
         parser.add_argument("--switch", default="")
-        self.options = parser.parse_args(arguments)
-        apc = self.options.apc == "on" or self.does("ignore_cache_flag")
-        invariant = self.options.invariant == "1" and not self.does("ignore_invariant")
-        self.model = Model(apc, invariant, 16, 5 * self.does("other_bytes"))
+        parser.add_argument("--dialect", choices=("vllm", "llama_cpp", "sglang", "transformers"), default="vllm")
+        self.options, others = parser.parse_known_args(arguments)
+        assert self.options.dialect != "vllm" or not others, others
+        off = self.options.apc == "off" or "--disable-radix-cache" in others
+        invariant = (self.options.invariant == "1" or "--enable-deterministic-inference" in others) and not self.does(
+            "ignore_invariant"
+        )
+        apc = (not off or self.does("ignore_cache_flag")) and not (invariant and self.does("flag_drops_cache"))
+        self.reports_cache = self.options.dialect != "sglang" or "--enable-cache-report" in others
+        self.model = Model(
+            apc, invariant, 1 if self.options.dialect == "llama_cpp" else 16, 5 * self.does("other_bytes")
+        )
+        self.asked: set[tuple[str, tuple[int, ...]]] = set()
         self.version = "9.9" if self.does("other_version") else "1.0"
 
     def does(self, way: str) -> bool:
@@ -88,6 +104,11 @@ class Engine:
 
     def boot(self) -> None:
         """What an engine may do instead of becoming ready."""
+        if (says := Path(f"{self.options.switch}.says")).exists():
+            print(says.read_text(), file=sys.stderr, flush=True)
+        if self.does("tell_key"):
+            print(f"ValueError: my key is {os.environ['VLLM_API_KEY']}", file=sys.stderr, flush=True)
+            sys.exit(1)
         if self.does("die_in_boot"):
             print(f"ERROR 01-31 core.py:1] {BOOT_ERROR}", file=sys.stderr)
             sys.exit(1)
@@ -132,38 +153,73 @@ class Handler(BaseHTTPRequestHandler):
         model = self.engine.model
         pages = {
             "/health": "",
+            "/props": json.dumps({"build_info": self.engine.version}),
+            "/server_info": json.dumps({"version": self.engine.version, "page_size": model.block_size}),
             "/version": json.dumps({"version": self.engine.version}),
             "/metrics": "# HELP vllm:cache_config_info\nvllm:cache_config_info"
             f'{{block_size="{model.block_size}",enable_prefix_caching="{model.apc}",other="x"}} 1.0\n',
         }
-        page = pages.get(self.path)
+        known = {"vllm": {"/version", "/metrics"}, "llama_cpp": {"/props"}, "sglang": {"/server_info"}}
+        shown = {"/health", *known.get(self.engine.options.dialect, ())}
+        page = pages.get(self.path) if self.path in shown else None
         self.reply(404 if page is None else 200, (page or "").encode())
 
     def do_POST(self) -> None:
-        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        raw = self.rfile.read(int(self.headers["Content-Length"]))
         does = self.engine.does
+        if self.path in {"/slots/0?action=erase", "/flush_cache"}:
+            if not does("ignore_reset"):
+                self.engine.model.reset()
+            return self.reply(200, b"{}")
+        body = json.loads(raw)
         self.engine.before_answer()
-        if does("http_500"):
-            return self.reply(500, b'{"error": "out of luck"}')
-        if does("http_429"):
-            return self.reply(429, b'{"error": "too many requests"}')
+        odd = {"return_token_ids", "cache_salt"} & set(body) if self.engine.options.dialect == "transformers" else None
+        long = does("short_context") and len(self.engine.model.tokens(body["messages"])) > 1000
+        refusals = {
+            500: does("http_500") and "out of luck",
+            429: does("http_429") and "too many requests",
+            400: long and "This model's maximum context length is 1000 tokens.",
+            422: odd and f"unexpected fields: {odd}",
+        }
+        for status, why in refusals.items():
+            if why:
+                return self.reply(status, json.dumps({"error": why}).encode())
         raw = json.dumps(self.chat(body)).encode()
+        if does("drip"):
+            return self.drip()
         if does("not_json"):
             return self.reply(200, raw[: len(raw) // 2])
         if does("half_json"):
             self.close_connection = True
             return self.reply(200, raw[: len(raw) // 2], len(raw))
+        if does("die_in_answer"):
+            self.reply(200, raw[: len(raw) // 2], len(raw))
+            self.wfile.flush()
+            os._exit(3)
         return self.reply(200, raw)
 
     def chat(self, body: dict[str, object]) -> Reply:
-        model, does = self.engine.model, self.engine.does
+        model, does, dialect = self.engine.model, self.engine.does, self.engine.options.dialect
+        if "cache_prompt" in body:
+            model.apc = bool(body["cache_prompt"])
         ids = model.tokens(body["messages"])  # type: ignore[arg-type]
-        cached = model.cached(ids, str(body.get("cache_salt", "")))
+        salt = str(body.get("cache_salt", ""))
+        cached = model.cached(ids, salt)
+        seen = (salt, tuple(ids)) in self.engine.asked
+        self.engine.asked.add((salt, tuple(ids)))
+        if does("longer_prompt") and seen:
+            ids = [*ids, 7]
+        if does("other_prompt") and seen:
+            ids = [*ids[:-1], 7]
         chosen, logprobs, gaps = model.answer(ids, cached)
+        if does("more_tokens"):
+            chosen, logprobs, gaps = chosen * 30, logprobs * 30, gaps * 30
+        if does("no_answer"):
+            chosen, logprobs, gaps = [], [], []
         if does("nan_logprobs"):
             logprobs[1] = float("nan")
         steps = [
-            {"token": str(t), "logprob": p, "top_logprobs": [{"logprob": p}, {"logprob": p - g}]}
+            {"id": t, "token": str(t), "logprob": p, "top_logprobs": [{"logprob": p}, {"logprob": p - g}]}
             for t, p, g in zip(chosen, logprobs, gaps, strict=True)
         ]
         choice: Reply = {
@@ -172,9 +228,28 @@ class Handler(BaseHTTPRequestHandler):
             "token_ids": chosen,
             "finish_reason": "length",
         }
-        choices = [] if does("no_choices") else [None if does("null_choice") else choice]
-        usage = {"prompt_tokens": len(ids), "prompt_tokens_details": {"cached_tokens": cached}}
-        return {"choices": choices, "usage": usage, "prompt_token_ids": ids}
+        usage: Reply = {"prompt_tokens": len(ids), "prompt_tokens_details": {"cached_tokens": cached}}
+        reply: Reply = {"usage": usage, "prompt_token_ids": ids}
+        if dialect != "vllm":
+            del choice["token_ids"], reply["prompt_token_ids"]
+        if dialect == "sglang":
+            choice |= {"response_token_ids": chosen, "prompt_token_ids": ids}
+        if dialect == "transformers":
+            del choice["logprobs"]
+        if dialect == "transformers" or not self.engine.reports_cache:
+            del usage["prompt_tokens_details"]
+        reply["choices"] = [] if does("no_choices") else [None if does("null_choice") else choice]
+        return reply
+
+    def drip(self) -> None:
+        """An answer whose pieces keep coming, so that no single wait is long."""
+        self.send_response(200)
+        self.send_header("Content-Length", "1000000")
+        self.end_headers()
+        for _ in range(6000):
+            self.wfile.write(b" ")
+            self.wfile.flush()
+            time.sleep(0.1)
 
     def reply(self, status: int, raw: bytes, length: int | None = None) -> None:
         self.send_response(status)

@@ -8,9 +8,15 @@ import json
 import os
 import subprocess
 import sys
+import time
+from pathlib import Path
 
 from fake_engine import Engine
 
+sys.path.append(str(Path(__file__).parent.parent))
+from d3.worker import fork
+
+BEGAN = time.monotonic()
 BROKEN = {
     "noise": "this is no JSON",
     "a_number": "42",
@@ -28,7 +34,7 @@ def facts(engine: Engine) -> dict[str, object]:
         "attention_backend": "FAKE_ATTN",
         "invariant_mode": "the fake's mode" if model.invariant else "off",
     }
-    return {"op": "facts", "import_s": 0.0, "facts": said}
+    return {"op": "facts", "weights_s": 0.25, "facts": said}
 
 
 def answer(engine: Engine, request: dict[str, object]) -> dict[str, object]:
@@ -52,9 +58,17 @@ def answer(engine: Engine, request: dict[str, object]) -> dict[str, object]:
 def main() -> None:
     ways = os.environ.get("D3_FAKE_DO", "")
     engine = None
-    for line in sys.stdin:
+    for line in os.fdopen(0, closefd=False):
         request = json.loads(line)
-        if ways in BROKEN:
+        if request["op"] == "import":
+            device = "CUDA device 0 has a context" if ways == "touch_the_device" else ""
+            print(json.dumps({"op": "imported", "began": BEGAN, "import_s": 0.5, "device": device}), flush=True)
+        elif request["op"] == "fork":
+            reply = fork(request)
+            if reply is None:
+                return main()
+            print(json.dumps(reply), flush=True)
+        elif ways in BROKEN:
             print(BROKEN[ways], flush=True)
         elif ways == "raise":
             print(json.dumps({"op": "error", "line": "RuntimeError: the engine core failed"}), flush=True)

@@ -72,6 +72,18 @@ def requests(neighbours: int = 0) -> tuple[RequestPlan, ...]:
     )
 
 
+def speaker(folder: Path, dialect: str, do: str = "") -> str:
+    """An executable to name as `engine.python`: the fake engine in another engine's dialect.
+
+    It drops what stands before --host: a module or a verb of the real engine.
+    """
+    path = folder / f"fake-{dialect}"
+    words = f'"{sys.executable}" -S "{TESTS}/fake_engine.py" --dialect {dialect} --do "{do}"'
+    path.write_text(f'#!/bin/sh\nwhile [ "$1" != --host ]; do shift; done\nexec {words} "$@"\n')
+    path.chmod(0o755)
+    return str(path)
+
+
 def wrapper(folder: Path) -> str:
     """An executable to name as `engine.python`: it runs the fake worker, whatever script it is given."""
     path = folder / "fake-python"

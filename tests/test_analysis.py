@@ -27,6 +27,7 @@ from d3.analysis import analyse, frame
 from d3.certificate import build
 from d3.classify import pattern
 from d3.errors import D3Error
+from d3.limits import environment, neither
 
 SHORT = {"short": CACHE}
 
@@ -362,6 +363,12 @@ def test_boots_that_agree_inside_but_not_with_each_other_are_named():
     ("changed", "words"),
     [
         ({"coldness": "L3"}, "a restored snapshot is never evidence"),
+        (
+            {"coldness": "L2", "start": "fork"},
+            "a fork of a process that had imported (coldness L2) counts only where start=fork is registered",
+        ),
+        ({"coldness": "L1", "start": "fork"}, "coldness L1 is not that of a start by fork"),
+        ({"coldness": "L2"}, "coldness L2 is not that of a start by plain"),
         ({"status": "void", "reason": "pin: version 2"}, "void: pin: version 2"),
         ({"status": "stopped", "reason": ""}, "stopped"),
     ],
@@ -373,6 +380,27 @@ def test_boots_that_never_count(changed, words):
     result = analyse(study, found)
     assert [s.why for s in result.selected if not s.counted] == [words]
     assert states(result.strata[0])["on/0"] == "void"
+
+
+def test_a_fork_counts_where_it_is_registered():
+    study = registration(boots=1)
+    forked = [c.model_copy(update={"settings": {**c.settings, "start": "fork"}}) for c in study.cells]
+    study = study.model_copy(update={"cells": tuple(forked)})
+    key, answers = "on/0", {"short": CACHE, "long": AGREE}
+    result = analyse(study, [boot(study, key, 0, answers, coldness="L2", start="fork")])
+    assert [s.counted for s in result.selected] == [True]
+
+
+def test_how_boots_started_is_stated_where_not_all_started_plainly():
+    study = registration(boots=1)
+    found = boots(study)
+    assert "start" not in environment(found).common
+    other = found[0].model_copy(update={"record": found[0].record.model_copy(update={"start": "standby"})})
+    stated = environment([other, *found[1:]])
+    assert [(d.name, d.values) for d in stated.differing if d.name == "start"] == [
+        ("start", {"plain": len(found) - 1, "standby": 1})
+    ]
+    assert "start: plain, standby" in neither(study, stated)
 
 
 def test_a_failed_check_of_the_whole_boot_voids_it_whatever_its_status_says():

@@ -28,13 +28,39 @@ WARM = [request("C1", 0), request("W1", 96), request("C2", 0), request("W2", 96)
 
 
 def check(name: str, facts: EngineFacts = GOOD, requests: list[RequestRecord] = WARM, **where: str) -> Check:
-    found = [c for c in evaluate(plan(**where), facts, requests) if c.name == name]
+    found = [c for c in evaluate(plan(**where), facts, requests, {}) if c.name == name]
     assert len(found) == 1
     return found[0]
 
 
 def facts(**changed: Any) -> EngineFacts:
     return GOOD.model_copy(update=changed)
+
+
+@pytest.mark.parametrize(("asked", "seen", "held"), [("1", "off", True), ("1", "on", False), ("0", "on", True)])
+def test_a_compile_cache_is_off_unless_it_was_registered(asked: str, seen: str, held: bool) -> None:
+    launch = plan().launch.model_copy(update={"env": {"VLLM_DISABLE_COMPILE_CACHE": asked}})
+    made = plan().model_copy(update={"launch": launch})
+    found = [c.held for c in evaluate(made, facts(environment={"compile_cache": seen}), WARM, {})
+             if c.name == "compile_cache"]  # fmt: skip
+    assert found == [held]
+    assert not [c for c in evaluate(plan(), GOOD, WARM, {}) if c.name == "compile_cache"]
+
+
+@pytest.mark.parametrize(
+    ("registered", "start", "held"),
+    [
+        (None, "standby", True),
+        (None, "fork", False),
+        ("standby", "plain", False),
+        ("plain", "plain", True),
+        ("fork", "fork", True),
+    ],
+)
+def test_a_boot_starts_as_registered(registered: Any, start: Any, held: bool) -> None:
+    asked = plan().model_copy(update={"start": registered})
+    found = [c for c in evaluate(asked, GOOD, WARM, {}, start) if c.name == "start"]
+    assert [c.held for c in found] == [held]
 
 
 @given(st.integers(1, 5000), st.sampled_from([16, 32, 128]))
@@ -51,7 +77,7 @@ def test_an_unknown_block_size_expects_nothing() -> None:
 
 
 def test_a_good_boot_passes_all_of_them() -> None:
-    found = evaluate(plan(), GOOD, WARM)
+    found = evaluate(plan(), GOOD, WARM, {})
     assert [c.name for c in found] == ["pin", "backend", "cache_setting", "flag", "serial", "cache"]
     assert all(c.held for c in found)
     assert [c.prompt for c in found] == [None] * 5 + ["long"]
@@ -88,8 +114,8 @@ def test_the_invariant_mode_in_force_must_be_the_one_asked_for(invariant: str, m
 
 def test_the_backend_must_be_the_registered_one_when_one_is() -> None:
     asked = plan().model_copy(update={"backend_asked": "B"})
-    assert [c.held for c in evaluate(asked, GOOD, WARM) if c.name == "backend"] == [False]
-    assert [c.held for c in evaluate(asked, facts(attention_backend="B"), WARM) if c.name == "backend"] == [True]
+    assert [c.held for c in evaluate(asked, GOOD, WARM, {}) if c.name == "backend"] == [False]
+    assert [c.held for c in evaluate(asked, facts(attention_backend="B"), WARM, {}) if c.name == "backend"] == [True]
 
 
 @pytest.mark.parametrize(("running", "held"), [(1, True), (2, False), (None, True)])
@@ -127,5 +153,23 @@ def test_with_the_cache_off_nothing_may_ever_be_cached() -> None:
 
 
 def test_prompts_are_judged_one_by_one() -> None:
-    found = evaluate(plan(), GOOD, [*WARM, request("C1", 16, prompt="short"), request("W1", 96, prompt="short")])
+    found = evaluate(plan(), GOOD, [*WARM, request("C1", 16, prompt="short"), request("W1", 96, prompt="short")], {})
     assert {c.prompt: c.held for c in found if c.name == "cache"} == {"long": True, "short": False}
+
+
+@pytest.mark.parametrize(
+    ("machine", "held", "evidence"),
+    [
+        ({"boots_at_once": "4"}, True, "4 boots side by side, registered 4"),
+        ({"boots_at_once": "1"}, False, "1 boots side by side, registered 4"),
+        ({"boots_at_once": "40"}, False, "40 boots side by side, registered 4"),
+        ({}, False, "an unknown number of boots side by side, registered 4"),
+    ],
+)
+def test_as_many_boots_as_registered_must_have_shared_the_device(
+    machine: dict[str, str], held: bool, evidence: str
+) -> None:
+    asked = plan().model_copy(update={"at_once": 4})
+    found = [c for c in evaluate(asked, GOOD, WARM, machine) if c.name == "at_once"]
+    assert [(c.held, c.evidence, c.prompt) for c in found] == [(held, evidence, None)]
+    assert [c for c in evaluate(plan(), GOOD, WARM, machine) if c.name == "at_once"] == []

@@ -21,7 +21,7 @@ from mlflow import MlflowClient
 from mlflow.entities import Run
 
 from conftest import FAKE, TESTS, Home
-from d3 import certify, preflight, verify
+from d3 import certify, host, preflight, sync, verify
 from d3.reach import tracking_uri
 from d3.record import BootRecord
 
@@ -209,17 +209,25 @@ def test_a_boot_without_a_valid_answer_exits_1_and_is_kept(
             "registration= names the study of a single boot, a sweep registers its own",
         ),
         (["registration=0123456789ab"], "registration.json does not exist; check the path"),
-        (["engine=nope"], "there is no engine/nope; known: fake, vllm"),
+        (["engine=nope"], "there is no engine/nope; known: attach, fake, llama_cpp"),
         (["boots=many"], "Error merging override boots=many; Value 'many' of type 'str'"),
         (["invariant=0,2"], "invariant=2 is not a level; use invariant=0, 1 or both: 0,1"),
         (["+engine.speed=1"], "Key 'speed' not in 'EngineConfig'"),
         (["boots=1,2"], "boots holds for a whole study and cannot be swept in one"),
         (["boots=400", "apc=on,off"], "this study has 800 boots, hours of work; add allow_large=true if you mean it"),
+        (["tie_gap=1" + "0" * 400], "int too large to convert to float"),
+        (["threads=range(1,1001)", "boots=1"], "this study has 1000 boots, hours of work; add allow_large=true if"),
         (["model.path=/no/such/model"], "model.path=/no/such/model does not exist; name a folder with a checkpoint"),
         (["model.digest=0123456789abcdef"], "model fake-model has digest "),
         (["engine.python=/no/python"], "engine.python=/no/python is not an executable"),
         (["eager=true,false"], "engine fake has no setting for eager=false; its levels are: true"),
         (["engine.lock=nope"], "engine.lock=nope: there is no"),
+        (["at_once=8"], "at_once=8: this launcher runs one boot after the other; plan here with plan_only=true and"),
+        (
+            ["at_once=1,2"],
+            "one sweep runs its boots with one at_once, this one has 1, 2; plan here with plan_only=true",
+        ),
+        (["at_once=0"], "at_once=0 runs no boot; it counts the boots that run side by side"),
         (["engine.min_memory_gb=1e6"], "GB of memory are free, engine fake needs 1000000.0 GB; end other programs"),
     ],
 )
@@ -259,23 +267,29 @@ def test_mlflow_that_is_down_is_one_line_and_runs_nothing(
 def test_mlflow_that_goes_down_in_mid_study_costs_no_boot(
     home: Home, d3: Callable[..., Done], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from d3.errors import D3Error
+    from d3.errors import Unreachable
     from d3.tracking import Tracking
 
     def down(*_: object) -> None:
-        raise D3Error("MLflow does not answer", "start it")
+        raise Unreachable("MLflow does not answer", "start it")
+
+    for name in ("job.BOOT_S", "opened.BOOT_S", "opened.END_S"):
+        monkeypatch.setattr(f"d3.{name}", 0.1)
 
     log_boot, close_study = Tracking.log_boot, Tracking.close_study
     monkeypatch.setattr(Tracking, "log_boot", down)
     monkeypatch.setattr(Tracking, "close_study", down)
     done = d3("-m", *FAKE, "apc=on,off", "boots=1")
-    assert done.code == 2
-    assert done.err == "error: MLflow does not answer; start it\n" * 2  # of the boot, and of closing the parent run
-    assert [r.status for r in records(home)] == ["valid"]
+    assert (done.code, done.err) == (0, "")
+    assert done.out.count("MLflow does not answer; the sweep goes on, its boots are kept and sent later") == 1
+    assert "2 of 2 boots valid\n2 boots are not in MLflow yet; once it answers, send them: " in done.out
+    assert [r.status for r in records(home)] == ["valid", "valid"]
+    assert [r.info.status for r in runs("study")] == ["RUNNING"]
     monkeypatch.setattr(Tracking, "log_boot", log_boot)
     monkeypatch.setattr(Tracking, "close_study", close_study)
-    assert d3("-m", *FAKE, "apc=on,off", "boots=1").code == 0
+    assert sync.main([]) == 0
     assert len(records(home)) == len(runs("boot")) == 2
+    assert [r.info.status for r in runs("study")] == ["FINISHED"]
 
 
 def test_the_run_of_mlflow_run_becomes_the_parent(
@@ -299,6 +313,91 @@ def test_any_other_key_may_be_swept_and_plans_can_be_made_without_running(home: 
     assert len({c["stratum"] for c in registration["cells"]}) == 2
     assert len(list(home.runs.glob("studies/*/boots/*/plan.json"))) == 4
     assert records(home) == []
+
+
+def test_a_dry_run_says_what_would_run_and_writes_nothing(home: Home, d3: Callable[..., Done]) -> None:
+    assert d3(*GRID, "boots=1").code == 0
+    before = sorted(home.runs.rglob("*"))
+    done = d3(*GRID, "boots=2", "price=modal_l4", "price.gpu=null", "--dry-run")
+    assert (done.code, done.err) == (0, "")
+    lines = done.out.splitlines()
+    assert lines[1] == "grid: 4 cells x 2 boots"
+    assert lines[lines.index("order of boots:") + 1].startswith("    1 boot 0 base apc=")
+    assert "to run: 8 of 8 boots" in done.out
+    assert re.search(
+        r"time: about \d+ s, 1 at once \(\d+ s a boot, by 4 earlier boots of this engine on this mach", done.out
+    )
+    assert re.search(
+        r"cost: about \$0\.\d\d at \$0\.7992 per hour and boot, price modal_l4 of 2026-05-07, http", done.out
+    )
+    assert sorted(home.runs.rglob("*")) == before
+    assert len(runs("study")) == 1
+    assert d3(*FAKE, "dry_run=true").code == 0
+    assert len(runs("study")) == 1
+
+
+def test_a_price_reaches_the_certificate_and_is_not_registered(
+    home: Home, d3: Callable[..., Done], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert d3(*FAKE).code == 0
+    assert d3(*FAKE, "price=modal_l4").code == 0  # the same study: its price is no part of it
+    (parent,) = runs("study")
+    path = home.folder / "c.json"
+    assert certify.main(["--out", str(path)]) == 0
+    found = json.loads(path.read_text())
+    assert found["context"]["price"]["usd_per_hour"] == 0.7992
+    assert found["cost"]["usd"] == pytest.approx(found["cost"]["boot_s"] * 0.7992 / 3600, abs=1e-4)
+    assert "modal_l4" not in json.dumps(found["registration"])
+    assert "Cost: 1 boots took" in path.with_suffix(".md").read_text()
+    assert certify.main(["--out", str(path), "--price", "none"]) == 0
+    assert json.loads(path.read_text())["cost"]["usd"] is None
+    assert verify.main([str(path)]) == 0
+    assert certify.main(["--price", "nope"]) == 2
+    assert parent.info.status == "FINISHED"
+
+
+def test_how_many_boots_share_a_device_may_be_swept_and_is_run_by_the_host(home: Home, d3: Callable[..., Done]) -> None:
+    assert d3("-m", *FAKE, "apc=on,off", "at_once=2,1", "boots=1", "plan_only=true").code == 0
+    (path,) = home.runs.glob("studies/*/registration.json")
+    registration = json.loads(path.read_text())
+    assert {(c["stratum"], c["settings"]["at_once"]) for c in registration["cells"]} == {
+        ("at_once=1", 1),
+        ("at_once=2", 2),
+    }
+    done = d3(*FAKE, "apc=on", "at_once=2", f"registration={path.parent.name}")
+    assert done.code == 2
+    assert done.error().startswith("registered are boots with 2 side by side, here run 1; plan with plan_only=true")
+    assert records(home) == []
+    assert host.main([str(path.parent / "boots"), "--model", str(home.model)]) == 0
+    assert {(r.stratum, r.environment["boots_at_once"], r.status) for r in records(home)} == {
+        ("at_once=1", "1", "valid"),
+        ("at_once=2", "2", "valid"),
+    }
+    out = home.folder / "c.json"
+    assert sync.main([]) == certify.main(["--out", str(out)]) == 0
+    found = json.loads(out.read_text())
+    assert [s["stratum"] for s in found["strata"]] == ["at_once=2", "at_once=1"]
+    assert "at_once: 2, 1" in found["varied"]
+    assert not [line for line in found["neither"] if "at_once" in line]
+    assert verify.main([str(out)]) == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "levels"),
+    [([], ["0", "1", "7", "31"]), (["concurrency=0,2"], ["0", "2"]), (["concurrency=3"], None)],
+)
+def test_a_study_may_bring_an_axis_of_its_own_and_the_command_line_overrides_it(
+    home: Home, d3: Callable[..., Done], words: list[str], levels: list[str] | None
+) -> None:
+    done = d3("-m", *FAKE, "study=batch", "apc=on,off", *words, "plan_only=true")
+    assert (done.code, done.err) == (0, "")
+    (path,) = home.runs.glob("studies/*/registration.json")
+    registration = json.loads(path.read_text())
+    assert registration["axes"].get("concurrency") == levels
+    plans = [json.loads(p.read_text()) for p in home.runs.glob("studies/*/boots/*/plan.json")]
+    assert len(plans) == 2 * 2 * len(levels or ["3"])
+    asked = {(p["factors"].get("concurrency", "3"), len(r["neighbours"])) for p in plans for r in p["requests"]}
+    assert asked == {(level, int(level)) for level in levels or ["3"]}
 
 
 def engines(home: Home) -> list[str]:
@@ -349,7 +448,7 @@ def test_one_boot_of_a_registered_study_can_be_run_by_itself(home: Home, d3: Cal
 
 
 def test_sigterm_ends_a_study_as_ctrl_c_does(d3: Callable[..., Done], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("d3.job.run", lambda _cfg: os.kill(os.getpid(), signal.SIGTERM))
+    monkeypatch.setattr("d3.job.run", lambda _cfg, _starter: os.kill(os.getpid(), signal.SIGTERM))
     assert d3(*FAKE).code == 130
     assert runs("study")[0].info.status == "KILLED"
 
@@ -361,23 +460,26 @@ def test_help_is_quick_and_imports_nothing_heavy() -> None:
     spent = os.times().children_user + os.times().children_system - began[1]
     imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
     assert "python -m d3 -m apc=on,off invariant=0,1 " in done.stdout
-    assert "engine: vllm, vllm_cpu" in done.stdout
-    assert len(done.stdout.splitlines()) < 40
-    for command in re.findall(r"python -m (d3\.\w+)", done.stdout):
-        assert importlib.util.find_spec(command), command
+    assert "vllm, vllm_0_33, vllm_cpu" in done.stdout
+    assert len(done.stdout.splitlines()) < 45
+    named = set(re.findall(r"python -m (d3\.\w+)", done.stdout))
+    assert all(importlib.util.find_spec(command) for command in named)
+    assert named >= {f"d3.{name}" for name in ("attest", "certify", "compare", "engine", "host", "modal_app", "report",
+                                               "reproduce", "sync", "verify")}  # fmt: skip
     assert not imported & {"mlflow", "pandas", "scipy", "torch", "vllm", "httpx"}
     assert spent < 1.5
 
 
 @pytest.mark.parametrize(
     "module",
-    ["d3.certify", "d3.verify", "d3.sync", "d3.boot", "d3.engine", "d3.host", "d3.report", "d3.attest", "d3.compare",
-     "d3.reproduce", "d3.reference", "d3.bench_invariant", "d3.invariant_probe", "d3.convert", "d3.worker"],
+    ["d3.certify", "d3.verify", "d3.sync", "d3.tracking", "d3.boot", "d3.engine", "d3.host", "d3.report", "d3.attest",
+     "d3.compare", "d3.reproduce", "d3.reference", "d3.bench_invariant", "d3.bench_scale", "d3.invariant_probe",
+     "d3.convert", "d3.speed", "d3.worker"],
 )  # fmt: skip
 def test_every_command_has_help(module: str, capsys: pytest.CaptureFixture[str]) -> None:
     import importlib
 
-    places = {"d3.engine": "d3.install", "d3.report": "d3.report.__main__"}
+    places = {"d3.engine": "d3.engine_check", "d3.report": "d3.report.__main__"}
     main = importlib.import_module(places.get(module, module)).main
     with pytest.raises(SystemExit) as error:
         main(["--help"])

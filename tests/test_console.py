@@ -29,7 +29,7 @@ def two_boots() -> None:
     study = build.registration(("on/0", "off/0"), boots=1)
     records = []
     for slot in study.order:
-        console = Console(study, records, slot)
+        console = Console(study, [r.timings.total_s for r in records], slot)
         asked = plan()
         with console.live(asked):
             found = booting.run(asked, Path(sys.argv[1]), console.phase)
@@ -137,7 +137,7 @@ def test_what_matters_least_goes_first_when_the_line_gets_narrow(
     study = build.registration(("on/0",), boots=8)
     valid = build.boots(study)[0].record
     valid = valid.model_copy(update={"timings": valid.timings.model_copy(update={"total_s": 10.0})})
-    console = Console(study, [valid], study.order[0])
+    console = Console(study, [valid.timings.total_s], study.order[0])
     console.rich = RichConsole(width=width + 1)
     console.began, console.words = 100.0, "long W1"
     console.requests = ("long C1", "long W1", *(f"short {i}" for i in range(6)))

@@ -124,7 +124,7 @@ def test_links_that_leave_are_known_and_encrypted(site: Path) -> None:
     assert all(x.startswith("https://") for x in OUTSIDE)
 
 
-@pytest.mark.parametrize("name", ["README.md", "CONTRIBUTING.md", "CHANGELOG.md"])
+@pytest.mark.parametrize("name", ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md"])
 def test_links_of_the_files_at_the_root_lead_somewhere(name: str) -> None:
     for link in re.findall(r"\]\(([^)\s]+)\)", (ROOT / name).read_text()):
         url = urlsplit(link)
@@ -166,8 +166,10 @@ def test_every_setting_that_a_document_names_is_one() -> None:
     waiting = [(k, v) for k, _, values in (w.partition("=") for w in sorted(named)) for v in values.split(",") if v]
     while waiting:  # as few compositions as it takes to give every key each of its values
         together = dict(waiting)
+        if "start" in together:  # a way to start that engines of other transports and devices refuse
+            together = {k: v for k, v in together.items() if k.partition(".")[0] != "engine"}
         study_of([composed(tuple(f"{k}={v}" for k, v in together.items()))], [])
-        waiting = [(k, v) for k, v in waiting if together[k] != v]
+        waiting = [(k, v) for k, v in waiting if together.get(k) != v]
 
 
 @pytest.mark.parametrize(
@@ -228,6 +230,7 @@ def test_the_reference_pages_are_what_the_code_gives() -> None:
     assert set(written) == {p.name for p in (DOCS / "reference").glob("*.md")}
     for name, text in written.items():
         assert (DOCS / "reference" / name).read_text() == text, "run: make reference"
+        assert str(reference.root()) not in text
 
 
 def test_the_reference_command_writes_its_pages(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

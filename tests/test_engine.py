@@ -1,11 +1,12 @@
 """The worker transport against a pretend worker: answers, and every way in which a worker can fail to give one."""
 
+import threading
 import time
 from pathlib import Path
 
 import pytest
 
-from d3.engine import EngineFailure, WorkerEngine, environment, last_words
+from d3.engine import EngineFailure, WorkerEngine, environment, last_words, turn
 from d3.record import hash_tokens
 from planned import plan, wrapper
 
@@ -98,6 +99,34 @@ def test_the_childs_environment_is_an_allow_list(monkeypatch: pytest.MonkeyPatch
     assert found["HF_HUB_OFFLINE"] == "1"
     assert "PATH" in found
     assert not {"VLLM_BATCH_INVARIANT", "SECRET"} & set(found)
+    assert found["VLLM_DISABLE_COMPILE_CACHE"] == "1"
+    assert environment(plan(env={"VLLM_DISABLE_COMPILE_CACHE": "0"}))["VLLM_DISABLE_COMPILE_CACHE"] == "0"
+
+
+def test_engines_on_one_gpu_start_in_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("D3_CACHE", str(tmp_path))
+    monkeypatch.setattr("d3.engine.machine", lambda: {"gpu": "one"})
+    inside: list[int] = []
+    most: list[int] = []
+
+    def start() -> None:
+        with turn() as waited:
+            assert waited
+            inside.append(1)
+            time.sleep(0.02)
+            most.append(len(inside))
+            inside.pop()
+
+    monkeypatch.setenv("D3_AT_ONCE", "3")
+    threads = [threading.Thread(target=start) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert most == [1, 1, 1]
+    monkeypatch.setenv("D3_AT_ONCE", "1")
+    with turn() as waited:
+        assert not waited
 
 
 @pytest.mark.parametrize(
@@ -113,6 +142,7 @@ def test_the_childs_environment_is_an_allow_list(monkeypatch: pytest.MonkeyPatch
         ),
         ("ValueError: first\nRuntimeError: See root cause above.\n", "ValueError: first"),
         ("api_server.py: error: unrecognized arguments: --apx\n", "error: unrecognized arguments: --apx"),
+        ("WARNING 11-30 [launcher.py:1] ... error like `OSError: [Errno 24] Too many open files`.\n", "nothing"),
         ("all is well\n", "nothing"),
     ],
 )

@@ -11,6 +11,7 @@ import build
 from conftest import Home, composed, grid
 from d3 import boot as booting
 from d3 import job
+from d3.attempts import Attempts
 from d3.errors import D3Error
 from d3.install import engine_python
 from d3.model import model_digest
@@ -18,6 +19,7 @@ from d3.record import Boot, BootPlan, Failure
 from d3.registration import Registration
 from d3.store import boot_dir, recorded, save_registration
 from d3.study import Pins, register
+from d3.sync import sync
 from d3.tracking import Tracking
 
 FLAG = Failure(stage="request", kind="engine_error", line="TypeError: no flag here")
@@ -36,7 +38,7 @@ class Lab:
         save_registration(self.study)
         monkeypatch.setattr(booting, "run", self._play)
 
-    def _play(self, plan: BootPlan, folder: Path, progress: object) -> Boot:
+    def _play(self, plan: BootPlan, folder: Path, progress: object, starter: object) -> Boot:
         self.ran.append(f"{plan.cell} b{plan.boot} a{plan.attempt}")
         script = self.script.get(plan.cell)
         outcome = script.pop(0) if script else None
@@ -75,7 +77,7 @@ def test_every_boot_runs_once_in_order_and_a_second_sweep_runs_nothing(
 ) -> None:
     assert lab.sweep() == ["valid"] * 8
     assert lab.ran == [f"{s.cell} b{s.boot} a1" for s in lab.study.order]
-    assert job.tally(lab.study).words() == "8 of 8 boots valid"
+    assert Attempts(lab.study).tally().words() == "8 of 8 boots valid"
     assert "[1/8] boot 0" in capsys.readouterr().out
     assert lab.sweep() == ["valid"] * 8
     assert lab.ran == []
@@ -91,7 +93,7 @@ def test_a_boot_that_failed_is_tried_again_as_often_as_registered(lab: Lab, ende
         assert lab.ran == [f"apc=on invariant=0 b{b} a{attempt}" for b in (0, 1)]
     lab.sweep(cells)
     assert lab.ran == []
-    tally = job.tally(lab.study)
+    tally = Attempts(lab.study).tally()
     assert (tally.valid, tally.missing) == (0, 8)
     assert "b00-a2: " in tally.words()
 
@@ -113,7 +115,7 @@ def test_a_refused_flag_costs_one_attempt_per_cell(lab: Lab, capsys: pytest.Capt
     assert lab.statuses() == ["failed"] * 2 + ["skipped"] * 2 + ["valid"] * 4
     skipped = [r.reason for _, r in recorded(lab.study.id()) if r.status == "skipped"]
     assert skipped == ["launch: the flag is unavailable: TypeError: no flag here"] * 2
-    tally = job.tally(lab.study)
+    tally = Attempts(lab.study).tally()
     assert (tally.valid, tally.unavailable, tally.missing) == (4, 4, 0)
     assert tally.words() == "4 of 8 boots valid, 4 with the flag unavailable"
     lab.sweep()
@@ -126,7 +128,7 @@ def test_only_an_error_of_the_engines_own_is_a_refusal(lab: Lab, kind: Any) -> N
     lab.script["apc=on invariant=1"] = [Failure(stage="boot", kind=kind, line="x")] * 2
     lab.sweep()
     assert lab.statuses() == ["failed"] * 2 + ["valid"] * 6
-    assert job.tally(lab.study).missing == 2
+    assert Attempts(lab.study).tally().missing == 2
 
 
 def test_an_engine_that_fails_without_the_flag_too_refuses_nothing(lab: Lab) -> None:
@@ -136,16 +138,16 @@ def test_an_engine_that_fails_without_the_flag_too_refuses_nothing(lab: Lab) -> 
     assert "skipped" not in lab.statuses()
     lab.sweep()  # the engine is well again: nothing of the first sweep stands in its way
     assert lab.statuses() == ["failed"] * 2 + ["valid"] * 8
-    assert job.tally(lab.study).missing == 0
+    assert Attempts(lab.study).tally().missing == 0
 
 
 def test_a_flag_that_worked_once_is_available(lab: Lab) -> None:
     lab.script["apc=on invariant=1"] = [None, FLAG]
     lab.sweep()
     assert "skipped" not in lab.statuses()
-    assert job.tally(lab.study).missing == 1
+    assert Attempts(lab.study).tally().missing == 1
     lab.sweep()
-    assert job.tally(lab.study).missing == 0
+    assert Attempts(lab.study).tally().missing == 0
 
 
 def test_a_store_that_lost_the_boots_is_filled_again(
@@ -156,6 +158,7 @@ def test_a_store_that_lost_the_boots_is_filled_again(
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{home.folder}/new.db")
     lab.sweep()
     assert lab.ran == []
+    assert sync() == 8
     tracking = Tracking()
     assert len(tracking.boots(tracking.studies()[0])[1]) == 8
 

@@ -23,7 +23,8 @@ import build
 import planned
 from conftest import Home, composed, grid
 from d3 import boot as booting
-from d3 import job, modal_app, modal_boot
+from d3 import modal_app, modal_boot
+from d3.attempts import Attempts
 from d3.errors import D3Error
 from d3.install import lock_file
 from d3.modal_app import Settings, define, engine_lock, upload
@@ -174,7 +175,7 @@ def test_a_study_of_two_engines_is_refused() -> None:
 
 
 def test_the_container_needs_only_what_the_image_has() -> None:
-    code = "import sys, d3.modal_boot; print(sorted({m.partition('.')[0] for m in sys.modules}))"
+    code = "import sys, d3.modal_boot, d3.attach, d3.server; print(sorted({m.partition('.')[0] for m in sys.modules}))"
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     loaded = set(said.strip("[]\n").replace("'", "").split(", "))
     assert {"d3", "pydantic", "psutil", "httpx"} <= loaded
@@ -309,6 +310,18 @@ def test_other_weights_are_not_uploaded(study: Registration, home: Home, monkeyp
 # The caller, and clouds that fail
 
 
+def test_boots_that_must_share_a_device_are_refused(
+    study: Registration, home: Home, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    registered = register([composed("at_once=2", "boots=1")], ("apc", "invariant"), pins(home))
+    save_registration(registered)
+    cloud = Cloud(monkeypatch, lambda plans: iter(()))
+    assert command(registered, home) == 2
+    said = "error: at_once=2 is registered, and on Modal each boot has a GPU of its own; run these plans with"
+    assert capsys.readouterr().err.startswith(said)
+    assert cloud.sent == [["nothing yet"]]
+
+
 def test_every_boot_is_sent_in_the_registered_order_and_stored(
     study: Registration, home: Home, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -391,7 +404,8 @@ def test_the_body_answers_through_the_command(
 
     Cloud(monkeypatch, answers)
     assert command(one, home) == 0
-    assert (job.tally(one).valid, job.tally(one).registered) == (1, 1)
+    found = Attempts(one).tally()
+    assert (found.valid, found.registered) == (1, 1)
 
 
 FATE = st.sampled_from(["once", "twice", "never", *FAILURES])

@@ -74,6 +74,21 @@ def test_neighbours_and_a_warm_up_are_asked_for_when_configured(home: Home) -> N
     assert first(register([composed()], (), PINS)).warmup is None
 
 
+def test_a_plan_says_how_many_boots_share_its_device_only_where_the_study_does(home: Home) -> None:
+    free, fixed = (first(register([composed(*words)], (), PINS)) for words in ((), ("at_once=4",)))
+    assert (free.at_once, fixed.at_once) == (None, 4)
+    assert '"at_once"' not in canonical_json(free)
+    assert '"at_once":4' in canonical_json(fixed)
+
+
+def test_a_way_to_start_is_registered_only_where_the_study_fixes_it(home: Home) -> None:
+    free, fixed = (first(register([composed(*words)], (), PINS)) for words in ((), ("start=plain",)))
+    assert (free.start, fixed.start) == (None, "plain")
+    assert '"start":' not in canonical_json(free)
+    assert '"start":"plain"' in canonical_json(fixed)
+    assert BootPlan.model_validate_json(canonical_json(fixed)) == fixed
+
+
 def test_top_level_settings_fill_the_places_in_words_and_environment(home: Home) -> None:
     study = register([composed("dtype=float32", "threads=1", "apc=off", "invariant=1", fake=False)], (), PINS)
     launch = first(study).launch

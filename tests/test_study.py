@@ -7,10 +7,11 @@ import yaml
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from conftest import Home, composed, grid
+from conftest import TESTS, Home, composed, grid
+from d3.certificate import load
 from d3.errors import D3Error, one_line
 from d3.record import canonical_json
-from d3.registration import Registration
+from d3.registration import Registration, differences
 from d3.study import Pins, axes_of, register
 
 PINS = Pins({"fake": "", "other": ""}, {"fake-model": "f" * 64})
@@ -53,8 +54,9 @@ def test_a_swept_group_is_named_by_its_own_name_and_a_swept_detail_by_its_value(
 
 WHOLE = ["boots=3", "seed=2", "tie_gap=0.5", "confidence=0.9", "min_valid_boots=5", "max_attempts=3"]
 OWN = [
-    "max_tokens=4", "dtype=float32", "threads=1", "warmup=true", "temperature=0.5", "engine.env.A=x",
-    "engine.version='2.0'", "engine.boot_timeout_s=9", "prompts.items.0.text=other", "protocol.salted=false",
+    "max_tokens=4", "dtype=float32", "at_once=1", "start=plain", "threads=1", "warmup=true", "temperature=0.5",
+    "engine.env.A=x", "engine.version='2.0'", "engine.boot_timeout_s=9", "prompts.items.0.text=other",
+    "protocol.salted=false",
     "protocol.phases.1.expect=cold", "readings.items.0.name=other", "study.question=Why?",
 ]  # fmt: skip
 HERE = ["engine.python=/elsewhere/python", "model.path=/elsewhere", "allow_large=true", "boot=4", "plan_only=true",
@@ -73,6 +75,18 @@ def registered(override: str = "") -> Registration:
 @pytest.mark.parametrize("override", WHOLE + OWN)
 def test_whatever_can_move_a_result_changes_the_id(override: str) -> None:
     assert registered(override).id() != registered().id()
+
+
+def test_the_committed_study_still_has_its_id() -> None:
+    configs = [composed(f"apc={a}", f"invariant={i}", fake=False) for a in ("on", "off") for i in "01"]
+    recorded = load(TESTS.parent / "results" / "d3_determinism_2x2.json").registration
+    settings = recorded.cells[0].settings
+    pins = Pins(
+        {"vllm_cpu": settings["engine"]["lock_sha256"]}, {settings["model"]["name"]: settings["model"]["digest"]}
+    )
+    found = register(configs, FACTORS, pins)
+    assert differences(recorded, found) == []
+    assert found.id().startswith("a103b2198b69")
 
 
 def test_digests_of_model_and_lock_are_part_of_the_id() -> None:

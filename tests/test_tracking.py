@@ -7,6 +7,7 @@ import shutil
 import socket
 import sqlite3
 import time
+from contextlib import closing
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -160,7 +161,7 @@ def certified(
     study = tracking.open_study(registration)
     runs = {b.record.boot_id: tracking.log_boot(study, b, None) for b in boots}
     certificate = certificate_of(registration, boots, build.CONTEXT.model_copy(update={"runs": runs}))
-    tracking.annotate(study, certificate, report, [])
+    tracking.annotate(study, certificate, report, [], tracking.boots(study)[0])
     return study
 
 
@@ -177,7 +178,7 @@ def test_a_certificate_puts_the_reading_on_the_parent_and_its_children(tracking:
     by_stratum = {r.data.tags["d3.stratum"]: r.data.tags for r in children(tracking, found)}
     assert by_stratum["dtype=bfloat16"]["d3.reading"] == "closed_by_flag"
     assert by_stratum["dtype=float=32"]["d3.reading"] == "none"
-    assert {t["d3.counted"] for t in by_stratum.values()} == {"yes"}
+    assert not any("d3.counted" in t for t in by_stratum.values())  # to count is the rule
 
 
 def test_a_boot_that_does_not_count_says_why(tracking: Tracking) -> None:
@@ -185,6 +186,32 @@ def test_a_boot_that_does_not_count_says_why(tracking: Tracking) -> None:
     study = certified(tracking, STUDY, lost, *BOOTS[1:])
     tags = next(r.data.tags for r in children(tracking, study) if r.data.tags["d3.status"] == "failed")
     assert tags["d3.counted"] == "no, failed: boot: Error: no"
+
+
+def test_a_boot_that_counts_after_all_says_so(tracking: Tracking) -> None:
+    study = certified(tracking, STUDY, build.failed(STUDY, "on/0", 0), *BOOTS[1:])
+    (run,) = [r for r in children(tracking, study) if "d3.counted" in r.data.tags]
+    logged = tracking.boots(study)[0]
+    certificate = certificate_of(STUDY, BOOTS, build.CONTEXT)
+    entry = next(b for b in certificate.boots if b.counted).model_copy(update={"run": run.info.run_id})
+    tracking.annotate(study, certificate.model_copy(update={"boots": (entry,)}), "# Q?\n", [], logged)
+    assert tracking.client.get_run(run.info.run_id).data.tags["d3.counted"] == "yes"
+
+
+def test_a_second_certificate_writes_only_tags_that_changed(
+    tracking: Tracking, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    study = certified(tracking, STUDY, *BOOTS)
+    frame, boots = tracking.boots(study)
+    written = []
+    monkeypatch.setattr(tracking.client, "set_tag", lambda *words: written.append(words))
+    runs = dict(zip(frame["boot_id"], frame["run_id"], strict=True))
+    certificate = certificate_of(STUDY, boots, build.CONTEXT.model_copy(update={"runs": runs}))
+    tracking.annotate(study, certificate, "# Q?\n", [], frame)
+    assert written == []
+    tracking.annotate(study, certificate, "# Q?\n", [], frame.assign(reading="none"))
+    assert {key for _, key, _ in written} == {"d3.reading"}
+    assert len(written) == len(boots)
 
 
 def test_a_study_of_an_earlier_version_can_be_certified(tracking: Tracking) -> None:
@@ -407,6 +434,23 @@ def test_a_runs_folder_that_cannot_be_is_one_line(home: Home) -> None:
     home.runs.write_text("a file")
     with pytest.raises(D3Error, match="does not answer: .*File exists"):
         Tracking()
+
+
+def test_a_store_of_another_schema_is_one_line_with_its_remedy(store: Path) -> None:
+    with closing(sqlite3.connect(store)) as connection:
+        connection.execute("update alembic_version set version_num = 'ffffffffffff'")
+        connection.commit()
+    with pytest.raises(D3Error, match="does not answer: Detected out-of-date database schema") as error:
+        Tracking()
+    assert "it is of another MLflow version: copy it, then mlflow db upgrade" in error.value.remedy
+    assert "\n" not in str(error.value)
+
+
+def test_a_password_in_the_stores_address_is_not_shown(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://me:hunter2hunter2@127.0.0.1:9/x")
+    with pytest.raises(D3Error, match=r"MLflow at http://\[secret\]@127.0.0.1:9/x does not answer") as error:
+        Tracking()
+    assert "hunter2" not in str(error.value)
 
 
 def test_a_store_that_is_no_store_is_one_line(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,17 +2,17 @@
 
 import argparse
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
-from d3.errors import D3Error
+from d3.errors import command
 from d3.report.evidence import read_certificate, shown
 from d3.report.files import write_reports
 from d3.report.post import post
 from d3.store import write_atomic
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+@command
+def main(argv: list[str] | None = None) -> int:
     """Write the reports, or the draft post, and print where they are; 2 where something is missing or damaged."""
     parser = argparse.ArgumentParser(
         prog="python -m d3.report",
@@ -23,15 +23,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, help="folder for the reports (default: beside each certificate)")
     parser.add_argument("--post", type=Path, help="write the draft of a public comment on all of them there instead")
     options = parser.parse_args(argv)
-    try:
-        if options.post:
-            write_atomic(options.post, post([(read_certificate(f), shown(f)) for f in options.file]))
-            made = [options.post]
-        else:
-            made = [path for f in options.file for path in write_reports(f, options.out)]
-    except D3Error as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.code
+    if options.post:
+        write_atomic(options.post, post([(read_certificate(f), shown(f)) for f in options.file]))
+        made = [options.post]
+    else:
+        made = [path for f in options.file for path in write_reports(f, options.out)]
     for path in made:
         print(path)
     return 0

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 
 from d3.contrasts import Contrast
+from d3.price import words as cost_words
 from d3.record import ENDPOINTS, Endpoint
 from d3.report.again import steps
 from d3.report.answer import answers, cautions
@@ -28,6 +29,8 @@ def _lines(c: Certificate, file: str) -> Iterator[str]:
     yield f"{logged}, first boot {c.first_boot_at or 'none'}."
     t = c.totals
     yield f"{t.counted} of {t.boots} boots counted, {t.requests} requests, {t.total_s:.0f} s."
+    if c.cost and c.cost.usd is not None and c.context.price:
+        yield f"Cost: {escape(cost_words(c.context.price, c.cost))}"
     for stratum in c.strata:
         yield from _stratum(c, stratum)
     yield from _section("Controls", [f"{k.kind} {k.stratum}: {_held(k.held)}; {k.words}" for k in c.controls])

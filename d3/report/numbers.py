@@ -55,15 +55,18 @@ def drifts(registration: Registration, stratum: str, boots: Sequence[Boot]) -> t
 def _drift(registration: Registration, cell: str, prompt: str, boots: Sequence[Boot]) -> Drift | None:
     largest: list[float] = []
     parts: list[int] = []
+    seen: set[tuple[str, str]] = set()
     used = []
     for boot in boots:
         requests = of_prompt(boot.record, prompt)
-        answers = [boot.responses[r.response] for r in requests]
+        answers = [boot.responses[key] for key in dict.fromkeys(r.response for r in requests)]
         if void_reason(registration, boot.record, prompt) or unusable("logprobs", answers):
             continue
         used.append(requests[0].prompt_tokens)
         cold, warm = ({r.response for r in requests if r.expect == expect} for expect in ("cold", "warm"))
-        for one, other in product(sorted(cold), sorted(warm)):
+        pairs = set(product(cold, warm)) - seen  # most boots have the same ones
+        seen |= pairs
+        for one, other in sorted(pairs):
             a, b = boot.responses[one], boot.responses[other]
             largest = [max(x or 0.0, y or 0.0) for x, y in zip_longest(largest, drift(a, b), fillvalue=0.0)]
             position = diverge(a, b, registration.tie_gap).position

@@ -13,6 +13,7 @@ WIDE = 4  # prompts that a table still shows as columns
 COLD = {
     "L0": "new container",
     "L1": "fresh process, warm disk caches",
+    "none": "not booted: an endpoint that was running already",
     "L2": "fork of a process that had only imported",
     "L3": "restored snapshot, never evidence",
 }

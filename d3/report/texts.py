@@ -6,7 +6,7 @@ token is named by its position and ids.
 
 from collections.abc import Sequence
 
-from d3 import verify
+from d3 import errors
 from d3.record import Boot, Frozen, Response
 from d3.schema import Stratum
 from d3.table import Pair
@@ -79,4 +79,4 @@ def _side(title: str, text: str, same: int) -> Side:
 
 def printable(text: str) -> str:
     """Text that a browser shows as it is: control characters and lone surrogates as escapes, line ends stay."""
-    return verify.printable(text, keep="\n\t")
+    return errors.printable(text, keep="\n\t")

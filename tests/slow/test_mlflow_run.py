@@ -13,7 +13,9 @@ import pytest
 from mlflow import MlflowClient
 from mlflow.entities import Run
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
+from conftest import REAL_ENGINE
+
+pytestmark = [pytest.mark.slow, REAL_ENGINE, pytest.mark.timeout(1500)]
 ROOT = Path(__file__).parents[2]
 
 

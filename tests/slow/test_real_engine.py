@@ -2,24 +2,24 @@
 
 from pathlib import Path
 
-import psutil
 import pytest
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 
+from conftest import REAL_ENGINE, left_in_shared_memory, logging_to
 from d3.boot import run
 from d3.callbacks import pins
 from d3.config import register_schema
+from d3.family import segments
 from d3.install import engine_python, model_dir
 from d3.plan import Locations, boot_plan
 from d3.record import Boot, BootPlan
 from d3.store import root
 from d3.study import register
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.slow, REAL_ENGINE, pytest.mark.timeout(1200)]
 
 PROMPT = "What is the capital of France, and which river runs through it? Answer in one sentence, and add its length."
-SHARED = Path("/dev/shm")  # noqa: S108
 
 
 def plan(transport: str) -> BootPlan:
@@ -41,22 +41,19 @@ def plan(transport: str) -> BootPlan:
     return boot_plan(study, study.order[0], 1, where)
 
 
-def engines(python: str) -> list[str]:
-    """Every process that runs the engine's Python, by name."""
-    return [p.name() for p in psutil.process_iter(["cmdline"]) if python in (p.info["cmdline"] or [])]
-
-
 @pytest.fixture(scope="module")
 def boots(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Boot]:
-    before = set(SHARED.iterdir())
-    found = {}
-    for transport in ("worker", "server"):
-        asked = plan(transport)
-        running = engines(asked.launch.python)
-        found[transport] = run(asked, tmp_path_factory.mktemp(transport))
-        assert engines(asked.launch.python) == running
-        assert set(SHARED.iterdir()) <= before
-    return found
+    return {transport: booted(transport, tmp_path_factory.mktemp(transport)) for transport in ("worker", "server")}
+
+
+def booted(transport: str, folder: Path) -> Boot:
+    """One boot, which leaves no process and no shared memory."""
+    before, seen = segments(), list[str]()
+    boot = run(plan(transport), folder, progress=lambda _: seen.extend(logging_to(folder)))
+    assert seen
+    assert not logging_to(folder)
+    assert not left_in_shared_memory(before)
+    return boot
 
 
 @pytest.mark.parametrize("transport", ["worker", "server"])
