@@ -69,7 +69,8 @@ class Child:
         with contextlib.ExitStack() as held:
             self._log = held.enter_context(log.open("ab"))
             folder = held.enter_context(tempfile.TemporaryDirectory(prefix="d3-", ignore_cleanup_errors=True))
-            self._keeper = Keeper(log, Path(folder))
+            self.temporary = Path(folder)
+            self._keeper = Keeper(log, self.temporary)
             held.callback(self._keeper.release)
             self._before = {p.pid for p in psutil.Process().children()}
             self._segments_before = segments()

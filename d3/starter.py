@@ -14,6 +14,7 @@ import psutil
 from d3.engine import Engine, EngineFailure, WorkerEngine, worker_command, worker_environment
 from d3.errors import D3Error
 from d3.fork import ForkedChild, ForkRefused, ForkServer
+from d3.process import Child
 from d3.record import BootPlan, Coldness, Failure, Start
 from d3.signals import deferred, shielded
 from d3.store import unfinished
@@ -59,12 +60,15 @@ class Starter:
 
     def pids(self) -> tuple[int, ...]:
         """The processes that wait for later boots, and their keepers."""
-        waiting = [self._standby[0].child] if self._standby else []
-        return tuple(pid for child in (*waiting, *(s.child for s in self._servers.values())) for pid in child.pids())
+        return tuple(pid for child in self._waiting() for pid in child.pids())
 
     def folders(self) -> tuple[Path, ...]:
-        """The temporary folders of its fork servers."""
-        return tuple(s.folder for s in self._servers.values())
+        """The temporary folders of those processes and of the fork servers."""
+        return (*(c.temporary for c in self._waiting()), *(s.folder for s in self._servers.values()))
+
+    def _waiting(self) -> list[Child]:
+        standby = [self._standby[0].child] if self._standby else []
+        return [*standby, *(s.child for s in self._servers.values())]
 
     def start(self, plan: BootPlan, log: Path) -> tuple[Engine, Start]:
         """The started engine of a boot, and how it was started. Raises EngineFailure; D3Error for its folder."""
