@@ -220,11 +220,14 @@ def recorded(registration_id: str) -> Iterator[tuple[Path, BootRecord]]:
 
 
 def save_registration(registration: Registration) -> str:
-    """Write the registration once, and the time beside it; returns that time (ISO 8601), whenever it was."""
+    """Write the registration once, and the time beside it; returns that time (ISO 8601), whenever it was.
+
+    The time tells registerings of the same study on several machines apart, so it has microseconds.
+    """
     folder = study_dir(registration.id())
     if not (folder / REGISTERED_AT).exists():
         write_atomic(folder / REGISTRATION, canonical_json(registration) + "\n")
-        write_atomic(folder / REGISTERED_AT, datetime.now(UTC).isoformat(timespec="milliseconds") + "\n")
+        write_atomic(folder / REGISTERED_AT, datetime.now(UTC).isoformat(timespec="microseconds") + "\n")
     return (folder / REGISTERED_AT).read_text().strip()
 
 

@@ -183,3 +183,14 @@ def test_one_process_at_a_time_has_a_study(home: Home) -> None:
         lock_study("a" * 64)
     first.close()
     lock_study("a" * 64).close()
+
+
+def test_registerings_one_after_the_other_have_times_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two machines that register the same study in one millisecond are two studies in a store that they share."""
+    times = []
+    for place in range(20):
+        monkeypatch.setenv("D3_RUNS", str(tmp_path / str(place)))
+        times.append(save_registration(STUDY))
+    assert times == sorted(set(times))
