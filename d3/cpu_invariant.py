@@ -4,7 +4,8 @@ With D3_CPU_INVARIANT=1 a token is computed the same way whatever else is in its
 holds it still (csrc/cpu/cpu_attn_impl.hpp and dnnl_helper.cpp of vLLM; measured in docs/cpu_invariance.md):
 * attention splits the keys of one-token queries over the threads: that is switched off;
 * its key tile depends on its query tile, hence on query length and threads: queries go in as pieces of one kernel step;
-* matrix kernels are chosen by the number of rows: rows are added up to a multiple of 8, which is probed at load time.
+* matrix kernels are chosen by the number of rows: rows are added up to a multiple of 8, which is probed at load time;
+* AMX kernels depend on the number of rows whatever it is a multiple of: they are switched off.
 """
 
 import os
@@ -73,9 +74,18 @@ def register() -> None:
     if vllm.__version__.split("+")[0] not in TESTED_VLLM or current_platform.is_zen_cpu():
         raise CpuInvariantError(f"needs vLLM {TESTED_VLLM[-1]} without zentorch; this is vLLM {vllm.__version__}")
     os.environ["VLLM_CPU_ATTN_SPLIT_KV"] = "0"
+    _without_amx()
     _wrap_linears()
     _wrap_attention()
     _seen.update(installed=True, vllm=str(vllm.__version__))
+
+
+def _without_amx() -> None:
+    """Have the kernels of a machine without AMX: with them a row depends on the number of rows, up to 168 of them."""
+    import torch
+
+    os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
+    torch.cpu._is_amx_tile_supported = lambda: False
 
 
 def _expect(thing: Any, tested: str, first: int | None = None) -> None:

@@ -1,5 +1,6 @@
 """The pure parts of D3's CPU mode, and its wrapping of a vLLM made of stand-ins."""
 
+import os
 import sys
 from dataclasses import dataclass, replace
 from types import ModuleType, SimpleNamespace
@@ -64,6 +65,8 @@ def vllm(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     monkeypatch.setattr(mode, "_probes", {})
     monkeypatch.setenv("D3_CPU_INVARIANT", "1")
     monkeypatch.setenv("VLLM_CPU_ATTN_SPLIT_KV", "1")
+    monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "")
+    monkeypatch.delenv("ONEDNN_MAX_CPU_ISA")
 
     def create_onednn_mm(weight: Any, primitive_cache_size: int = 128) -> Any: ...
 
@@ -75,11 +78,12 @@ def vllm(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
         top=module("vllm", __version__="0.32.0"), builder=builder, envs=SimpleNamespace(VLLM_CPU_ATTN_SPLIT_KV=False),
         ops=SimpleNamespace(create_onednn_mm=create_onednn_mm, onednn_mm=onednn_mm),
         utils=SimpleNamespace(check_cpu_sgl_kernel=lambda n, k, dtype: True),
+        cpu=SimpleNamespace(_is_amx_tile_supported=lambda: True),
     )  # fmt: skip
     parts.top.envs, parts.top._custom_ops = parts.envs, parts.ops
     attention = "vllm.v1.attention"
     modules = {
-        "torch": module("torch"), "vllm": parts.top,
+        "torch": module("torch", cpu=parts.cpu), "vllm": parts.top,
         "vllm.platforms": module("platforms", current_platform=parts.platform),
         "vllm.model_executor": module("model_executor"),
         "vllm.model_executor.layers": module("layers", utils=parts.utils),
@@ -168,11 +172,23 @@ def test_a_batch_is_handed_over_in_pieces_and_counted(vllm: SimpleNamespace) -> 
 
 
 def test_splitting_and_row_choosing_kernels_are_off(vllm: SimpleNamespace) -> None:
-    import os
-
     mode.register()
     assert os.environ["VLLM_CPU_ATTN_SPLIT_KV"] == "0"
     assert vllm.utils.check_cpu_sgl_kernel(16, 64, "bfloat16") is False
+
+
+def test_amx_is_off_in_attention_and_in_matrix_products(vllm: SimpleNamespace) -> None:
+    mode.register()
+    assert not vllm.cpu._is_amx_tile_supported()
+    assert os.environ["ONEDNN_MAX_CPU_ISA"] == "AVX512_CORE_BF16"
+
+
+def test_kernels_of_an_older_machine_stay_those_that_were_asked_for(
+    vllm: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX2")
+    mode.register()
+    assert os.environ["ONEDNN_MAX_CPU_ISA"] == "AVX2"
 
 
 @pytest.mark.parametrize("version", ["0.31.0", "0.33.0", "1.0"])
