@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from d3 import checks
+from d3.caches import CellCache
 from d3.engine import Engine, EngineFailure
 from d3.errors import command
 from d3.machine import machine
@@ -48,9 +49,9 @@ class _Seen:
     """What has been observed of a boot so far; kept when the boot ends early."""
 
     def __init__(self) -> None:
-        self.began = time.monotonic()
-        self.started_at = datetime.now(UTC)
+        self.restart()
         self.start: Start = "plain"
+        self.cache: CellCache | None = None
         self.facts = EngineFacts()
         self.phases = Phases()
         self.boot_s = self.requests_s = self.stop_s = 0.0
@@ -58,6 +59,11 @@ class _Seen:
         self.responses: dict[str, Response] = {}
         self.failure: Failure | None = None
         self.leftovers: tuple[str, ...] = ()
+
+    def restart(self) -> None:
+        """Let the boot begin now."""
+        self.began = time.monotonic()
+        self.started_at = datetime.now(UTC)
 
 
 def run(plan: BootPlan, folder: Path, progress: Progress = lambda _phase: None, starter: Starter | None = None) -> Boot:
@@ -74,6 +80,10 @@ def run(plan: BootPlan, folder: Path, progress: Progress = lambda _phase: None, 
     seen = _Seen()
     engine: Engine | None = None
     try:
+        if plan.launch.compile_cache:
+            progress("compile cache warming")
+            seen.cache = CellCache(plan)
+            seen.restart()
         progress("engine starting")
         with deferred():
             engine, seen.start = starter.start(plan, folder / LOG)
@@ -167,7 +177,11 @@ def _request_record(request: RequestPlan, answer: Answer, facts: EngineFacts, la
 
 def _record(plan: BootPlan, seen: _Seen) -> BootRecord:
     complete = seen.requests and not seen.failure
-    found = checks.evaluate(plan, seen.facts, seen.requests, machine(), seen.start) if complete else ()
+    cache = seen.cache.seen() if seen.cache else None
+    found: tuple[Check, ...] = ()
+    if complete:
+        evaluated = checks.evaluate(plan, seen.facts, seen.requests, machine(), seen.start)
+        found = (*evaluated, *checks.warmed(plan, cache))
     status, reason = _status(found, seen.failure)
     launch = plan.launch
     attached = launch.transport == "attach"
@@ -176,6 +190,7 @@ def _record(plan: BootPlan, seen: _Seen) -> BootRecord:
         **{name: getattr(plan, name) for name in Place.model_fields},
         coldness="none" if attached else COLDNESS[seen.start],
         start=seen.start,
+        compile_cache=cache,
         engine=EngineRecord(
             name=plan.engine,
             transport=launch.transport,

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from d3.record import ANY_VERSION, BootPlan, Check, EngineFacts, RequestRecord, Start
+from d3.record import ANY_VERSION, BootPlan, CacheState, Check, EngineFacts, RequestRecord, Start
 
 
 def expected_hit(prompt_tokens: int, block_size: int | None) -> int | None:
@@ -114,8 +114,24 @@ def _compile_cache(plan: BootPlan, facts: EngineFacts) -> tuple[Check, ...]:
     seen = facts.environment.get("compile_cache")
     if seen is None:
         return ()
-    wanted = "on" if plan.launch.env.get("VLLM_DISABLE_COMPILE_CACHE") == "0" else "off"
+    asked = plan.launch.compile_cache is not None or plan.launch.env.get("VLLM_DISABLE_COMPILE_CACHE") == "0"
+    wanted = "on" if asked else "off"
     return (Check(name="compile_cache", held=seen == wanted, evidence=f"compile cache asked {wanted}, is {seen}"),)
+
+
+def warmed(plan: BootPlan, cache: CacheState | None) -> tuple[Check, ...]:
+    """The check of a warmed compile cache: at the boot's start and end the same files as when it was sealed.
+
+    Only where the study registered such a cache.
+    """
+    if plan.launch.compile_cache is None:
+        return ()
+    if cache is None:
+        return (Check(name="cache_state", held=False, evidence="nobody looked after the compile cache"),)
+    at = {"sealed": cache.sealed, "at the start": cache.before, "at the end": cache.after}
+    seen = ", ".join(f"{value[:12]} {when}" for when, value in at.items())
+    evidence = f"compile cache of this cell: {seen}; {cache.files} files, {cache.mib} MiB"
+    return (Check(name="cache_state", held=len(set(at.values())) == 1, evidence=evidence),)
 
 
 def _cache(plan: BootPlan, prompt: str, requests: Sequence[RequestRecord]) -> Check:

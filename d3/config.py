@@ -206,6 +206,7 @@ class Config:
     concurrency: int = 0
     at_once: int | None = None
     start: str = "auto"
+    compile_cache: str = "off"
     min_valid_boots: int | None = None
     max_attempts: int = 2
     tie_gap: float = 0.25

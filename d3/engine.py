@@ -26,6 +26,14 @@ CACHES_OFF = {
     "TORCHINDUCTOR_FORCE_DISABLE_CACHES": "1",
     "TRITON_CACHE_AUTOTUNING": "0",
 }
+# Where a study registered a warmed cache (d3.caches): what was compiled for the cell before its first boot is there.
+CACHES_ON = {
+    "VLLM_DISABLE_COMPILE_CACHE": "0",
+    "VLLM_CACHE_ROOT": "{cache}/vllm",
+    "TORCHINDUCTOR_CACHE_DIR": "{cache}/inductor",
+    "TRITON_CACHE_DIR": "{cache}/triton",
+    "TRITON_CACHE_AUTOTUNING": "1",
+}
 WORKER = Path(__file__).with_name("worker.py")
 IN_USE = re.compile(r"address already in use", re.IGNORECASE)
 NO_ERROR = re.compile(r"\b(DEBUG|INFO|WARNING)\b|See root cause above")  # vLLM warns of errors that there may be
@@ -72,7 +80,9 @@ class Engine(Protocol):
 def environment(plan: BootPlan) -> dict[str, str]:
     """The child's environment: an allow-list of this process's, then what the plan sets."""
     passed = {k: os.environ[k] for k in PASSED_ON if k in os.environ}
-    return {**passed, **OFFLINE, **CACHES_OFF, **plan.launch.env}
+    folder = plan.launch.compile_cache
+    caches = CACHES_OFF if folder is None else {k: v.replace("{cache}", folder) for k, v in CACHES_ON.items()}
+    return {**passed, **OFFLINE, **caches, **plan.launch.env}
 
 
 def worker_environment(plan: BootPlan) -> dict[str, str]:

@@ -20,20 +20,21 @@ from d3.machine import AT_ONCE
 from d3.model import model_digest
 from d3.record import BootPlan, Frozen, canonical_json
 from d3.starter import Starter
-from d3.store import LOG, PLAN, RECORD, load, save_boot, write_atomic
+from d3.store import CACHES_DIR, LOG, PLAN, RECORD, load, save_boot, write_atomic
 
 Planned = tuple[BootPlan, Path]  # a plan, and the folder that its record goes to
 
-PYTHON, MODEL, LOCATED = "{python}", "{model}", "located.json"
+PYTHON, MODEL, CACHES, LOCATED = "{python}", "{model}", "{caches}", "located.json"
 
 
-def located(plan: BootPlan, python: str, model: str) -> BootPlan:
-    """The plan with this host's paths in the places that planning left open."""
+def located(plan: BootPlan, python: str, model: str, caches: str) -> BootPlan:
+    """The plan with this host's paths in the places that planning left open; `caches`: for warmed compile caches."""
     launch = plan.launch.model_copy(
         update={
             "python": plan.launch.python.replace(PYTHON, python),
             "model_path": plan.launch.model_path.replace(MODEL, model),
             "args": tuple(word.replace(MODEL, model) for word in plan.launch.args),
+            "compile_cache": plan.launch.compile_cache and plan.launch.compile_cache.replace(CACHES, caches),
             "body": {k: v.replace(MODEL, model) if isinstance(v, str) else v for k, v in plan.launch.body.items()},
         }
     )
@@ -108,16 +109,17 @@ def run_all(plans: Path, python: Sequence[str], model: str, at_once: int | None)
     for plan, _ in planned:
         check_model(plan, model)
     failed = 0
+    caches = str(plans.absolute().parent / CACHES_DIR)
     for together, group in groups.items():
         waiting = [item for item in group if not (item[1] / RECORD).exists()]
         if waiting:
             print(f"{len(waiting)} boots, {together} side by side", flush=True)
-            failed += _run_group(waiting, where, model, together)
+            failed += _run_group(waiting, where, model, caches, together)
     return failed
 
 
-def _run_group(waiting: Sequence[Planned], where: Pythons, model: str, at_once: int) -> int:
-    here = [(located(plan, where.of(plan.engine), model), folder) for plan, folder in waiting]
+def _run_group(waiting: Sequence[Planned], where: Pythons, model: str, caches: str, at_once: int) -> int:
+    here = [(located(plan, where.of(plan.engine), model, caches), folder) for plan, folder in waiting]
     for plan, folder in here:
         write_atomic(folder / LOCATED, canonical_json(plan) + "\n")
     return _run_in_turn(here) if at_once == 1 else _run_side_by_side(here, at_once)

@@ -9,7 +9,7 @@ from d3 import boot as booting
 from d3.attempts import Attempts
 from d3.console import Console
 from d3.errors import D3Error
-from d3.host import MODEL, PYTHON
+from d3.host import CACHES, MODEL, PYTHON
 from d3.install import engine_python, model_dir
 from d3.machine import boots_at_once
 from d3.model import model_digest
@@ -19,11 +19,11 @@ from d3.registration import Registration, Slot, cell_name, stratum_name
 from d3.signals import end_with_sweep
 from d3.spool import BOOT_S, Spool
 from d3.starter import Starter
-from d3.store import LOG, boot_dir, find_registration, save_boot, save_plan, save_registration
+from d3.store import LOG, boot_dir, caches_dir, find_registration, save_boot, save_plan, save_registration
 from d3.study import axes_of
 
 NOWHERE = "(not on this machine)"  # where an endpoint that D3 did not start has its program and its model
-OPEN = Locations(python=PYTHON, model=MODEL)
+OPEN = Locations(python=PYTHON, model=MODEL, caches=CACHES)
 
 
 def run(cfg: DictConfig, starter: Starter | None = None) -> str:
@@ -54,6 +54,7 @@ def run_slot(
     does not have the registration and does not answer.
     """
     _check_clock(registration)
+    where = where.model_copy(update={"caches": str(caches_dir(registration.id()))})
     attempts = Attempts(registration)
     console = Console(registration, attempts.seconds(), slot)
     if ended := attempts.settled(slot):

@@ -172,6 +172,9 @@ def run(study: str, settings: Settings, model: str | None) -> int:
             if together := sorted({plan.at_once for plan in plans} - {None, 1}, key=str):
                 raise D3Error(f"at_once={together[0]} is registered, and on Modal each boot has a GPU of its own",
                               "run these plans with python -m d3.host")  # fmt: skip
+            if any(plan.launch.compile_cache for plan in plans):
+                raise D3Error("compile_cache=warmed is registered, and on Modal no boot finds what another compiled",
+                              "run these plans with python -m d3.host")  # fmt: skip
             app, function, volume = define(settings, lock)
             for plan in plans:
                 save_plan(plan)

@@ -36,7 +36,7 @@ def boot(plan: BootPlan, weights: str = WEIGHTS) -> Returned:
     check_model(plan, model)
     coldness = _coldness()
     with tempfile.TemporaryDirectory(prefix="d3-") as name:
-        found = run(located(plan, sys.executable, model), Path(name))
+        found = run(located(plan, sys.executable, model, name), Path(name))
         if found.record.status == "stopped":
             raise KeyboardInterrupt
         log = Path(name) / LOG

@@ -6,7 +6,7 @@ from typing import Any
 from d3.errors import D3Error
 from d3.record import BODY, BootPlan, Frozen, Launch, Message, RequestPlan, sha256
 from d3.registration import CellSpec, Phase, Prompt, Registration, Slot, prompt_order, short
-from d3.store import boot_slug
+from d3.store import boot_slug, slug
 
 WARMUP = Message(role="user", content="Name three rivers of Europe.")
 
@@ -14,12 +14,14 @@ WARMUP = Message(role="user", content="Name three rivers of Europe.")
 class Locations(Frozen):
     """This machine's paths: the engine's Python and the model's folder or name.
 
-    `key_env`: the environment variable with the key of an endpoint that D3 does not start.
+    `key_env`: the environment variable with the key of an endpoint that D3 does not start; `caches`: the folder for the
+    cells' warmed compile caches.
     """
 
     python: str
     model: str
     key_env: str | None = None
+    caches: str = ""
 
 
 class Planner:
@@ -138,8 +140,15 @@ def _launch(spec: CellSpec, where: Locations) -> Launch:
         request_timeout_s=engine["request_timeout_s"],
         body={key: _filled(value, fill) for key, value in body.items() if value is not None},
         key_env=where.key_env,
+        compile_cache=_cache(spec, where),
         **{key: engine[key] for key in ("reads", "block_size", "url") if key in engine},
     )
+
+
+def _cache(spec: CellSpec, where: Locations) -> str | None:
+    if spec.settings.get("compile_cache") != "warmed":
+        return None
+    return f"{where.caches}/{slug(spec.stratum)}__{slug(spec.cell)}"
 
 
 def _filled(word: Any, fill: Mapping[str, str]) -> Any:

@@ -112,7 +112,8 @@ class Launch(Frozen):
     """How the engine process is started and asked; paths are this machine's, so none of this is registered.
 
     `body`: fields of every request; `block_size`: tokens per cached block where the engine does not say; `url`: an
-    endpoint that runs already, and `key_env` the environment variable with its key.
+    endpoint that runs already, and `key_env` the environment variable with its key; `compile_cache`: the folder of the
+    cell's warmed compile cache, None (and left out of the JSON) where compile caches are off.
     """
 
     transport: Literal["worker", "server", "attach"]
@@ -133,6 +134,7 @@ class Launch(Frozen):
     block_size: int | None = None
     url: str | None = None
     key_env: str | None = None
+    compile_cache: str | None = Field(default=None, exclude_if=lambda value: value is None)
 
 
 class Place(Frozen):
@@ -304,11 +306,29 @@ class Timings(Phases):
     total_s: float
 
 
+class CacheState(Frozen):
+    """The warmed compile cache of a boot's cell: SHA-256 of its files as sealed, and as the boot began and ended.
+
+    `files` and `mib` (MiB): how much it holds at the boot's end; `rounds`: engines that filled it before it was sealed.
+    """
+
+    sealed: str
+    before: str
+    after: str
+    files: int
+    mib: float
+    rounds: int
+
+
 class BootRecord(Place):
-    """One boot, whatever became of it. `start`: how its process started; left out of the JSON where it was plain."""
+    """One boot, whatever became of it. `start`: how its process started; left out of the JSON where it was plain.
+
+    `compile_cache`: the state of the cell's warmed cache; None, and left out, where compile caches were off.
+    """
 
     coldness: Coldness
     start: Start = Field(default="plain", exclude_if=lambda value: value == "plain")
+    compile_cache: CacheState | None = Field(default=None, exclude_if=lambda value: value is None)
     engine: EngineRecord
     environment: dict[str, str]
     started_at: str

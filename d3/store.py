@@ -20,6 +20,7 @@ from d3.registration import Registration, short
 PLAN = "plan.json"
 RECORD, RESPONSES, LOG, HASHES = "boot.json", "responses.jsonl", "engine.log", "hashes.txt"
 REGISTRATION, REGISTERED_AT = "registration.json", "registered_at"
+CACHES_DIR = "caches"
 PARENT, SENT, DOWN = "parent.json", "sent", "down"  # d3.spool: the study's run in MLflow, what was sent, an outage
 
 M = TypeVar("M", bound=Frozen)
@@ -84,6 +85,11 @@ def slug(name: str) -> str:
 def boots_dir(registration_id: str) -> Path:
     """The folder of a study's boots."""
     return study_dir(registration_id) / "boots"
+
+
+def caches_dir(registration_id: str) -> Path:
+    """The folder of a study's warmed compile caches, one per cell."""
+    return study_dir(registration_id) / CACHES_DIR
 
 
 def boot_dir(place: Place) -> Path:

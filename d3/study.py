@@ -134,6 +134,8 @@ def _cell(cfg: DictConfig, factors: dict[str, str], pins: Pins) -> CellSpec:
         del settings["at_once"]
     if settings["start"] == "auto":
         del settings["start"]
+    if settings["compile_cache"] == "off":
+        del settings["compile_cache"]
     return CellSpec(cell=cell_name(factors), stratum=stratum_name(factors), factors=factors, settings=settings)
 
 

@@ -23,6 +23,7 @@ WAYS = (
     "half_json", "not_json", "no_choices", "null_choice", "nan_logprobs", "no_logprobs", "other_version", "orphan",
     "ignore_cache_flag", "ignore_invariant", "other_bytes", "die_in_answer", "drip", "no_answer", "more_tokens",
     "longer_prompt", "other_prompt", "short_context", "tell_key", "flag_drops_cache", "ignore_reset",
+    "compile_anew", "compile_late",
 )  # fmt: skip
 FLAG_ERROR = "TypeError: 'function' object is not subscriptable"
 BOOT_ERROR = "ValueError: no available memory for the cache blocks"
@@ -114,10 +115,24 @@ class Engine:
             sys.exit(1)
         if self.does("hang_in_boot"):
             time.sleep(600)
+        if folder := os.environ.get("TORCHINDUCTOR_CACHE_DIR"):
+            self.compile(Path(folder))
         if self.does("orphan"):
             subprocess.Popen([sys.executable, "-S", __file__, "orphan"], start_new_session=True)
             while not segment(os.getpid()).exists():
                 time.sleep(0.01)
+
+    def compile(self, folder: Path) -> None:
+        """Leave a compiled kernel in the cache; another one at every start, or at the third, where that is asked."""
+        starts = folder.parent.with_suffix(".starts")
+        folder.mkdir(parents=True, exist_ok=True)
+        with starts.open("a") as file:
+            file.write("one\n")
+        (folder / "kernel.lock").touch()
+        (folder / "kernel").write_text(f"{self.options.apc} {self.options.invariant}")
+        number = len(starts.read_text().splitlines())
+        if self.does("compile_anew") or (self.does("compile_late") and number == 3):
+            (folder / f"kernel-{number}").write_text("another")
 
     def before_answer(self) -> None:
         """What an engine may do instead of answering."""

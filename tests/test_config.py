@@ -39,6 +39,9 @@ def test_every_committed_option_composes_and_is_valid(group: str) -> None:
          "it counts the boots that run side by side on one device: 1 is one after the other"),
         (["start=snapshot"], "start=snapshot is refused: boots out of one snapshot (coldness L3) are copies of one "
          "image, and that copies agree is no evidence", "say start=standby: its boots are still boots"),
+        (["compile_cache=hot"], "compile_cache=hot is not known", "use off or warmed"),
+        (["compile_cache=warmed", "engine.distribution=sglang"],
+         "compile_cache=warmed: D3 does not know the compile caches of engine vllm_cpu", "leave it out, or use vLLM"),
         (["start=quick"], "start=quick is not known", "use auto, plain, standby or fork"),
         (["start=standby", "engine.transport=server"],
          "start=standby: an engine behind engine.transport=server starts its own processes",

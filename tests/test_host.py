@@ -79,6 +79,17 @@ def test_each_engine_may_have_a_python_of_its_own() -> None:
 
 
 @pytest.mark.usefixtures("nothing_left")
+def test_a_cells_compile_cache_lies_beside_the_boots_and_serves_both(home: Home) -> None:
+    launch = plan(compile_cache=f"{host.CACHES}/base__cell").launch
+    plans = folder_of(home.folder / "boots", [planned(n, None, launch=launch) for n in range(2)], home.model)
+    assert host.main([str(plans), "--model", str(home.model)]) == 0
+    found = records(plans)
+    assert [r.status for r in found.values()] == ["valid", "valid"]
+    assert len({r.compile_cache and r.compile_cache.sealed for r in found.values()} - {None}) == 1
+    assert (home.folder / "caches" / "base__cell" / "inductor" / "kernel").exists()
+
+
+@pytest.mark.usefixtures("nothing_left")
 def test_groups_run_one_after_the_other_and_every_boot_says_how_many_it_shared_the_device_with(home: Home) -> None:
     plans = folder_of(
         home.folder / "plans", [planned(0, 2), planned(1, 1), planned(2, 2), planned(3, None)], home.model

