@@ -165,6 +165,6 @@ def test_the_real_engine_does_not_survive_a_killed_sweep(
     assert process.poll() is None
     family = [x for p in ours() for x in [p, *p.children(recursive=True)]]
     its_whole_group(process, home)
-    assert soon(lambda: not any(p.is_running() and p.status() != "zombie" for p in family), 30)
+    assert soon(lambda: not any(p.is_running() and p.status() != "zombie" for p in family), 60)
     assert soon(lambda: not ours(), 10)
     assert not left_in_shared_memory(shared)
