@@ -149,10 +149,11 @@ def bench(words: Sequence[str], folder: Path) -> Bench:
     cost = measured(lambda: each.extend(bare(plan, folder / "bare.log") for plan in plans))
     standby = _through_d3("D3, standby", [*words, "start=standby"], folder / "standby")
     asked = f"{len(plans)} boots of {len(plans[0].requests)} requests on {plans[0].engine} {plans[0].version_asked}"
+    told = [word for word in words if "/" not in word]  # this machine's paths are nobody's business
     facts = machine()
     where = ", ".join(facts[k] for k in ("gpu", "cpu") if k in facts)
     return Bench(
-        what=f"{asked} ({' '.join(words)})",
+        what=f"{asked} ({' '.join(told)})",
         machine=f"{facts['cores']} cores, {where}, {facts['memory_gib']} GiB",
         load=load_average,
         bare=run("bare loop", cost, each),

@@ -104,7 +104,7 @@ def page(bench: Bench, picture: str) -> str:
     left = [word for r in (bench.plain, bench.standby) for word in r.left]
     return f"""# What a boot costs, and how little of it is waste
 
-Written by `python -m d3.bench --out docs/bench.md` (`make bench`). {bench.what}; {bench.machine};
+Written by `python -m d3.bench` (`make bench`). {bench.what}; {bench.machine};
 load average when it began: {bench.load:.1f}. Above the number of cores, other programs took their share, seconds of
 one column cannot be held against those of another, and processor seconds say more.
 
@@ -120,7 +120,8 @@ nothing of D3: it keeps no record and checks nothing. The floor, engine start an
 New after the two studies, of processes, shared memory and temporary files: {counted(left) or "nothing"}. Shared
 memory is the whole machine's, other programs' too. [Leftovers](leftovers.md) counts boot by boot.
 
-**Not run on a GPU.** The same command does it there: `python -m d3.bench engine=vllm engine.python=/path/to/python`.
+The same on [two processor cores](bench.md) and on [one H200](bench_h200.md); on a GPU the command is
+`python -m d3.bench engine=vllm engine.python=/path/to/python protocol=brief`.
 """
 
 

@@ -19,7 +19,7 @@ from d3.record import BootPlan, Coldness, Failure, Start
 from d3.signals import deferred, shielded
 from d3.store import unfinished
 
-SHOWN = ("vllm_cpu",)  # engines for which results/equivalence.json shows that a standby changes nothing
+SHOWN = ("vllm_cpu", "vllm")  # engines for which a certificate in results/ shows that a standby changes nothing
 MEMORY_GB = 4.0  # of a running engine, where nobody says
 IMPORTED_GB = 1.0  # of a process that has only imported: 0.5 measured, vLLM on the CPU
 COLDNESS: Mapping[Start, Coldness] = {"plain": "L1", "standby": "L1", "fork": "L2"}

@@ -12,18 +12,32 @@ from d3.starter import SHOWN
 from d3.store import root
 
 CERTIFICATE = root() / equivalence.OUT
+ON_A_GPU = root() / "results/h200_equivalence.json"
 
 
-def test_every_engine_that_starts_by_standby_was_shown_the_same(capsys: pytest.CaptureFixture[str]) -> None:
+def engines(path: Path) -> set[str]:
+    certificate = read_side(path).certificate
+    assert certificate.totals.counted == len(certificate.registration.order)
+    return {c.settings["engine"]["name"] for c in certificate.registration.cells}
+
+
+def test_every_engine_that_starts_by_standby_has_a_certificate() -> None:
+    assert set(SHOWN) == engines(CERTIFICATE) | engines(ON_A_GPU)
+
+
+def test_on_a_gpu_a_standby_changes_no_hash(capsys: pytest.CaptureFixture[str]) -> None:
+    assert equivalence.main(["--read", "--out", str(ON_A_GPU)]) == 0
+    said = capsys.readouterr().out
+    assert "start=standby against plain, attention=default: the same hashes cell by cell, in 24 of 24 places\n" in said
+    assert read_side(ON_A_GPU).certificate.coldness == {"L1": 8}
+
+
+def test_on_the_cpu_no_way_to_start_changes_a_hash(capsys: pytest.CaptureFixture[str]) -> None:
     assert equivalence.main(["--read", "--out", str(CERTIFICATE)]) == 0
     said = capsys.readouterr().out
     assert "start: start=standby against plain, at_once=1: the same hashes cell by cell, in 24 of 24 places\n" in said
     assert said.count("gate: passes") == 2
-    certificate = read_side(CERTIFICATE).certificate
-    engines = {c.settings["engine"]["name"] for c in certificate.registration.cells}
-    assert set(SHOWN) <= engines
-    assert certificate.totals.counted == len(certificate.registration.order)
-    assert certificate.coldness == {"L1": 16, "L2": 8}
+    assert read_side(CERTIFICATE).certificate.coldness == {"L1": 16, "L2": 8}
 
 
 def test_a_way_that_changes_a_response_is_named_and_says_no(
