@@ -13,7 +13,7 @@ import tempfile
 from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
@@ -21,6 +21,7 @@ import pandas as pd
 from mlflow import MlflowClient
 from mlflow.entities import Metric, Param, Run, RunTag
 from mlflow.exceptions import MlflowException
+from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
 
 from d3.errors import D3Error, command
 from d3.headline import metrics_of, params_of, run_name
@@ -248,16 +249,9 @@ class Tracking:
             inputs = self.client.get_run(study.run_id).inputs
             if prompts := inputs and inputs.dataset_inputs:
                 self.client.log_inputs(run_id, datasets=prompts)
-            self._log_artifacts(run_id, boot, log)
+            _log_artifacts(str(run.info.artifact_uri), boot, log)
             self.client.set_terminated(run_id, RUN_STATES[record.status], ended)
             return run_id
-
-    def _log_artifacts(self, run_id: str, boot: Boot, log: Path | None) -> None:
-        with tempfile.TemporaryDirectory() as folder:
-            save_boot(boot, Path(folder))
-            if log and log.exists():
-                write_atomic(Path(folder) / LOG, log.read_bytes()[-LOG_KEPT:])
-            self.client.log_artifacts(run_id, folder)
 
     def boots(self, study: Study) -> tuple[pd.DataFrame, list[Boot]]:
         """Every attempt of a study out of MLflow alone: a frame of runs, and the boots in the same order.
@@ -320,6 +314,16 @@ class Tracking:
             token = page.token
             if not token:
                 return found
+
+
+def _log_artifacts(artifact_uri: str, boot: Boot, log: Path | None) -> None:
+    """By the run's own address: the client would keep a repository object of 8 KiB for every run."""
+    with tempfile.TemporaryDirectory() as folder:
+        save_boot(boot, Path(folder))
+        if log and log.exists():
+            write_atomic(Path(folder) / LOG, log.read_bytes()[-LOG_KEPT:])
+        repository: Any = get_artifact_repository(artifact_uri, tracking_uri=tracking_uri())
+        repository.log_artifacts(folder)
 
 
 def local_folder(artifact_uri: str) -> Path | None:
