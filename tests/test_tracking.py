@@ -18,6 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from mlflow import MlflowClient
 from mlflow.entities import Run
+from mlflow.tracking._tracking_service.utils import _artifact_repos_cache
 
 import build
 from conftest import TESTS, Home
@@ -96,6 +97,15 @@ def test_a_child_run_begins_and_ends_when_the_boot_did(tracking: Tracking) -> No
     (run,) = children(tracking, study)
     began = datetime.fromisoformat(BOOTS[0].record.started_at).timestamp() * 1000
     assert (run.info.start_time, run.info.end_time - run.info.start_time) == (began, 3500)
+
+
+def test_logging_a_boot_leaves_nothing_of_its_run_in_memory(tracking: Tracking) -> None:
+    """MLflow's client keeps an object of 8 KiB for each run whose files it was asked to log."""
+    study = logged(tracking)
+    before = len(_artifact_repos_cache)
+    for boot in BOOTS:
+        tracking.log_boot(study, boot, None)
+    assert len(_artifact_repos_cache) == before
 
 
 def test_run_names_say_what_is_not_as_usual() -> None:
