@@ -104,13 +104,16 @@ def orphaned() -> list[str]:
     return [pid for pid in pids if not psutil.pid_exists(int(pid))]
 
 
-def logging_to(folder: Path) -> list[str]:
-    """Every process whose errors go to a file in this folder, as those of a boot and all that it starts do, by name."""
+def logging_to(folder: Path) -> list[psutil.Process]:
+    """Every process whose errors go to a file in this folder, as those of a boot and all that it starts do.
+
+    Tests run beside each other: the same engine's processes may be another test's.
+    """
     found = []
     for process in psutil.process_iter():
         with contextlib.suppress(OSError, psutil.Error):
             if Path(f"/proc/{process.pid}/fd/2").resolve().is_relative_to(folder):
-                found.append(process.name())
+                found.append(process)
     return found
 
 

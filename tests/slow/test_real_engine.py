@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import psutil
 import pytest
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
@@ -48,7 +49,7 @@ def boots(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Boot]:
 
 def booted(transport: str, folder: Path) -> Boot:
     """One boot, which leaves no process and no shared memory."""
-    before, seen = segments(), list[str]()
+    before, seen = segments(), list[psutil.Process]()
     boot = run(plan(transport), folder, progress=lambda _: seen.extend(logging_to(folder)))
     assert seen
     assert not logging_to(folder)
