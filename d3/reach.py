@@ -11,7 +11,14 @@ from typing import TypeVar
 from mlflow.exceptions import MlflowException
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import SQLAlchemyError
-from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_exponential_jitter
+from tenacity import (
+    Retrying,
+    retry_if_exception_type,
+    stop_after_attempt,
+    stop_after_delay,
+    stop_all,
+    wait_exponential_jitter,
+)
 
 from d3.errors import Unreachable
 from d3.redact import without_password
@@ -19,6 +26,7 @@ from d3.store import alone, runs_dir
 
 KEPT = 100
 FIRST_S, LONGEST_S = 0.2, 5.0  # how long to wait before the second try, and at most before any
+TRIES = 3
 
 T = TypeVar("T")
 
@@ -58,11 +66,11 @@ def patiently(action: Callable[[], T], seconds: float) -> T:
     """Do this, which changes nothing by being done twice, again while MLflow does not answer, for so many seconds.
 
     Several writers at once are such a case too: a locked database, or a row that the other one was quicker to insert.
+    On a busy machine one try may take all the seconds, so there are three at least; with none given, there is one.
     """
     wait = wait_exponential_jitter(multiplier=FIRST_S, max=LONGEST_S)
-    return Retrying(
-        stop=stop_after_delay(seconds), wait=wait, retry=retry_if_exception_type(Unreachable), reraise=True
-    )(action)
+    stop = stop_all(stop_after_delay(seconds), stop_after_attempt(TRIES if seconds else 1))
+    return Retrying(stop=stop, wait=wait, retry=retry_if_exception_type(Unreachable), reraise=True)(action)
 
 
 @contextmanager

@@ -30,9 +30,6 @@ settings.load_profile("d3")
 # Whoever starts the tests in a shell's background passes SIGINT on as ignored; these tests send it.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# Two processes run the slow part, and one of them all of these: they share results, and one of them counts engines.
-REAL_ENGINE = pytest.mark.xdist_group("real engine")
-
 TESTS = Path(__file__).parent
 FAKE = (f"hydra.searchpath=[file://{TESTS}/conf]", "engine=fake", "model=fake", "prompts=fake", "study.name=fake_study")
 

@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -225,3 +226,17 @@ def test_patience_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(Unreachable, match="no"):
         patiently(never, 0)
     assert len(tried) == 1
+
+
+def test_a_try_that_takes_all_the_time_is_not_the_last() -> None:
+    """Seen on a busy machine: another sweep was quicker to insert the same row, and the one try took the seconds."""
+    tried: list[int] = []
+
+    def second() -> str:
+        tried.append(1)
+        if len(tried) == 1:
+            time.sleep(0.3)
+            raise Unreachable("UNIQUE constraint failed")
+        return "there"
+
+    assert patiently(second, 0.2) == "there"

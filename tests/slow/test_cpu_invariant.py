@@ -6,11 +6,10 @@ from typing import Any
 
 import pytest
 
-from conftest import REAL_ENGINE
 from d3.install import engine_python, model_dir
 from d3.invariant_probe import Probe, Reply
 
-pytestmark = [pytest.mark.slow, REAL_ENGINE]
+pytestmark = [pytest.mark.slow]
 
 # Around the borders of blocks (32) and tiles (8), and far from them.
 LENGTHS = (31, 32, 33, 63, 64, 65, 95, 96, 97, 127, 128, 129, 255, 256, 257, 400, 513, 700)

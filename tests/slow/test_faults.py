@@ -17,7 +17,7 @@ import pytest
 from test_cli import Done, d3, finished, records, runs, shell  # noqa: F401
 from test_faults import fill
 
-from conftest import FAKE, REAL_ENGINE, Home
+from conftest import FAKE, Home
 from d3 import boot as booting
 from d3 import preflight
 from d3.engine import EngineFailure
@@ -162,7 +162,6 @@ def test_mlflow_that_goes_down_at_the_end_costs_only_the_closing(
     assert [r.info.status for r in (*runs("study"), *runs("boot"))] == ["FINISHED", "FINISHED"]
 
 
-@REAL_ENGINE
 def test_the_real_server_asks_for_the_boots_own_key_and_refuses_a_prompt_beyond_its_context(tmp_path: Path) -> None:
     from slow.test_real_engine import plan
 

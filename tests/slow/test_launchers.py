@@ -15,12 +15,12 @@ from typing import NamedTuple
 import psutil
 import pytest
 
-from conftest import REAL_ENGINE, left_in_shared_memory
+from conftest import left_in_shared_memory
 from d3.family import segments
 from d3.record import BootRecord
 from d3.store import root
 
-pytestmark = [pytest.mark.slow, REAL_ENGINE, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
 PROMPT = "What is the capital of France, and which river runs through it? Answer in one sentence, and add its length."
 STUDY = (

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from conftest import REAL_ENGINE, composed
+from conftest import composed
 from d3.boot import run
 from d3.callbacks import pins
 from d3.install import engine_python, model_dir
@@ -13,7 +13,7 @@ from d3.plan import Locations, boot_plan
 from d3.record import Boot
 from d3.study import register
 
-pytestmark = [pytest.mark.slow, REAL_ENGINE, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
 PROMPTS = ("a-31", "b-66", "a-129", "b-257")
 

@@ -5,13 +5,12 @@ import json
 import pytest
 from omegaconf import OmegaConf
 
-from conftest import REAL_ENGINE
 from d3.engine_check import main
 from d3.errors import D3Error
 from d3.install import engine_python
 from d3.store import root
 
-pytestmark = [pytest.mark.slow, REAL_ENGINE, pytest.mark.timeout(600), pytest.mark.usefixtures("nothing_left")]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600), pytest.mark.usefixtures("nothing_left")]
 
 
 def test_a_boot_is_made_cold_by_the_reset_and_warm_by_one_token_less_than_the_prompt(

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from conftest import REAL_ENGINE
 from d3.certificate import load
 from d3.install import engine_python, lock_file, model_dir
 from d3.modal_app import Settings, define
@@ -15,7 +14,7 @@ from d3.plan import Locations, boot_plan
 from d3.registration import Slot
 from d3.store import load_boot, root
 
-pytestmark = [pytest.mark.slow, REAL_ENGINE, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 def test_the_body_on_the_real_engine_gives_the_recorded_answers(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import pytest
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 
-from conftest import REAL_ENGINE, left_in_shared_memory, logging_to
+from conftest import left_in_shared_memory, logging_to
 from d3.boot import run
 from d3.callbacks import pins
 from d3.config import register_schema
@@ -18,7 +18,7 @@ from d3.record import Boot, BootPlan
 from d3.store import root
 from d3.study import register
 
-pytestmark = [pytest.mark.slow, REAL_ENGINE, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
 PROMPT = "What is the capital of France, and which river runs through it? Answer in one sentence, and add its length."
 

@@ -14,7 +14,7 @@ import psutil
 import pytest
 from mlflow import MlflowClient
 
-from conftest import FAKE, REAL_ENGINE, Home, at_home, left_in_shared_memory, logging_to
+from conftest import FAKE, Home, at_home, left_in_shared_memory, logging_to
 from d3.certificate import Certificate
 from d3.certify import certify
 from d3.family import segments
@@ -147,7 +147,6 @@ def test_a_killed_study_is_closed_by_sync(home: Home) -> None:
     assert run.info.status == "KILLED"
 
 
-@REAL_ENGINE
 @pytest.mark.usefixtures("store")
 @pytest.mark.parametrize("transport", ["worker", "server"])
 def test_the_real_engine_does_not_survive_a_killed_sweep(

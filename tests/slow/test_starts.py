@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from conftest import FAKE, REAL_ENGINE, Home, logging_to
+from conftest import FAKE, Home, logging_to
 from d3.boot import run
 from d3.record import BootRecord
 from d3.starter import Starter
@@ -66,7 +66,6 @@ def test_a_standby_goes_with_its_sweep(home: Home) -> None:
     assert [p.name for p in home.runs.glob("studies/*/boots/*") if not (p / RECORD).exists()] == []
 
 
-@REAL_ENGINE
 def test_the_real_engine_gives_the_same_hashes_however_it_starts(tmp_path: Path) -> None:
     asked = plan("worker")
     plans = [
