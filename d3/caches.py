@@ -16,7 +16,7 @@ from d3.signals import deferred, shielded
 from d3.starter import Starter
 from d3.store import alone, load, write_atomic
 
-ROUNDS = 4  # engines that may fill a cache; the second has added nothing wherever this was tried
+ROUNDS = 4  # engines that may fill a cache; on an H200, with CUDA graphs, the third added nothing
 LOCKS = ".lock"
 
 Files = dict[str, str]  # SHA-256 by path below the folder
