@@ -71,8 +71,9 @@ def at_home(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
     monkeypatch.setenv("D3_TEST_MODEL", str(found.model))
     monkeypatch.setenv("D3_TEST_PYTHON", sys.executable)
     monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
-    for name in ("MLFLOW_TRACKING_URI", "MLFLOW_RUN_ID", "D3_TRACE"):
-        monkeypatch.delenv(name, raising=False)
+    for name in ("MLFLOW_TRACKING_URI", "MLFLOW_RUN_ID", "D3_TRACE", "D3_AT_ONCE"):
+        monkeypatch.setenv(name, "")  # so that what a sweep sets in this process is undone after the test
+        monkeypatch.delenv(name)
     return found
 
 

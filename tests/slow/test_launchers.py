@@ -49,7 +49,8 @@ class Study(NamedTuple):
 
 def study(launcher: str, folder: Path) -> Study:
     env = os.environ | {"D3_RUNS": str(folder / "runs"), "PYTHONPATH": str(root())}
-    env.pop("MLFLOW_TRACKING_URI", None)
+    for name in ("MLFLOW_TRACKING_URI", "D3_AT_ONCE"):
+        env.pop(name, None)
     before, temporary = segments(), folder / "tmp"
     temporary.mkdir()
     env["TMPDIR"] = str(temporary)
